@@ -1,0 +1,1 @@
+"""Values that every other package shares; imports nothing of moegen."""

@@ -1,0 +1,169 @@
+"""The manifest of a generated package: what serving needs to know of a spec, without the spec's own machinery."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moegen.core.canonical import canonical_json, digest, plain
+from moegen.core.enums import CombineMode, Epilogue, Target
+from moegen.core.errors import StoreError
+from moegen.core.ops import Numerics, OpSpec, numerics_from_json, op_from_json
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One rendered kernel file.
+
+    ``path`` is relative to the package; ``digest`` is the SHA-256 of its bytes; ``closure`` is the digest of every device
+    library file it includes, by normalised relative name and content; ``symbol`` is the exported entry.
+    """
+
+    variant: str
+    path: str
+    digest: str
+    closure: str
+    symbol: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One launch of a pipeline. Scratch is ``scratch_fixed + scratch_per_row * R`` bytes, zero before the first launch;
+    a kernel leaves it zeroed."""
+
+    op: OpSpec
+    variant: str
+    scratch_fixed: int = 0
+    scratch_per_row: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """The unit that is tuned and chosen: an epilogue mode and one variant per op over one weight pack.
+
+    ``model_us`` holds the time model's prediction at rising token counts under uniform routing (microseconds): ranks
+    candidates only, never shown as a measurement.
+    """
+
+    name: str
+    target: Target
+    epilogue: Epilogue
+    combine: CombineMode
+    numerics: Numerics
+    row_tile: int
+    steps: tuple[Step, ...]
+    model_us: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetPackage:
+    """Everything one target offers. ``default`` names the pipeline that others must beat; ``rejected`` maps a pipeline
+    or a mode to the reason why it is not offered."""
+
+    default: str
+    pipelines: tuple[Pipeline, ...]
+    sources: tuple[Source, ...]
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A generated package's manifest.
+
+    ``layer`` is the plain form of the spec's facts that loaders need: geometry, activation, weight format, gate/up order,
+    bias, scale layouts, activation scales, tuned token counts and routings.
+    """
+
+    name: str
+    spec_digest: str
+    layer: dict[str, Any]
+    targets: dict[Target, TargetPackage]
+    schema: int = SCHEMA
+
+    @property
+    def digest(self) -> str:
+        """Identity of the package: any change of a source, a pipeline or the layer changes it."""
+        return digest(self, "moegen.package")
+
+    def pipeline(self, target: Target, name: str) -> Pipeline:
+        """Raises KeyError when the target has no such pipeline."""
+        for pipeline in self.targets[target].pipelines:
+            if pipeline.name == name:
+                return pipeline
+        raise KeyError(name)
+
+
+def write_manifest(package: Package, directory: Path) -> Path:
+    """Writes the manifest in a stable, reviewable form and returns its path."""
+    path = directory / MANIFEST
+    value = json.loads(canonical_json(package))
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+    return path
+
+
+def read_manifest(directory: Path) -> Package:
+    """Reads a package's manifest.
+
+    Raises:
+        StoreError: the file is missing, damaged, or of another schema.
+    """
+    path = directory / MANIFEST
+    try:
+        data = json.loads(path.read_text())
+        if data["schema"] != SCHEMA:
+            raise StoreError(f"manifest schema {data['schema']}, this moegen reads {SCHEMA}", str(path), "moegen generate SPEC")
+        return package_from_json(data)
+    except FileNotFoundError as error:
+        raise StoreError("no manifest", str(path), "moegen generate SPEC") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"damaged manifest ({error})", str(path), "moegen generate SPEC") from error
+
+
+def package_from_json(data: dict[str, Any]) -> Package:
+    """Inverse of ``canonical.plain(package)``; raises KeyError, TypeError or ValueError on damage."""
+    targets = {Target(name): _target(value) for name, value in data["targets"].items()}
+    return Package(
+        name=data["name"], spec_digest=data["spec_digest"], layer=data["layer"], targets=targets, schema=data["schema"]
+    )
+
+
+def _target(data: dict[str, Any]) -> TargetPackage:
+    return TargetPackage(
+        default=data["default"],
+        pipelines=tuple(pipeline_from_json(item) for item in data["pipelines"]),
+        sources=tuple(Source(**(item | {"options": tuple(item["options"])})) for item in data["sources"]),
+        rejected=tuple((name, reason) for name, reason in data["rejected"]),
+    )
+
+
+def pipeline_from_json(data: dict[str, Any]) -> Pipeline:
+    """Inverse of ``canonical.plain(pipeline)``; raises as :func:`package_from_json`."""
+    return Pipeline(
+        name=data["name"],
+        target=Target(data["target"]),
+        epilogue=Epilogue(data["epilogue"]),
+        combine=CombineMode(data["combine"]),
+        numerics=numerics_from_json(data["numerics"]),
+        row_tile=data["row_tile"],
+        steps=tuple(Step(**(item | {"op": op_from_json(item["op"])})) for item in data["steps"]),
+        model_us=tuple((tokens, time_us) for tokens, time_us in data["model_us"]),
+    )
+
+
+__all__ = [
+    "MANIFEST",
+    "Package",
+    "Pipeline",
+    "Source",
+    "Step",
+    "TargetPackage",
+    "package_from_json",
+    "pipeline_from_json",
+    "plain",
+    "read_manifest",
+    "write_manifest",
+]
