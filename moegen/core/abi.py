@@ -49,8 +49,8 @@ def row_capacity(tokens: int, top_k: int, experts: int, row_tile: int) -> int:
 class Argument:
     """One kernel parameter.
 
-    ``dtype``: ``bf16 f16 f32 i32 i64 u8 int`` (``int`` is a 64-bit scalar, not a tensor). ``token`` tensors already have
-    their concrete dtype here. All tensors are contiguous, row-major.
+    ``dtype``: ``bf16 f16 f32 i32 i64 u8 int`` (``int`` is a 64-bit scalar, not a tensor). All tensors are contiguous,
+    row-major.
     """
 
     name: str
@@ -64,8 +64,8 @@ class Argument:
 class Dims:
     """Concrete sizes for one call or one workspace.
 
-    T tokens; TK slots (T·k); E experts; E1 = E+1; R padded-row capacity; TILES = R / row_tile; H, I; I2 = 2I; HP, IP code
-    pitches in bytes; HS, IS scale columns; HS4, IS4 the same rounded up to 4; R128 = R rounded up to 128.
+    T tokens; TK slots (T·k); E experts; E1 = E+1; R padded-row capacity; TILES = R / row_tile; H, I; I2 = 2I;
+    HP, IP code pitches in bytes; HS, IS scale columns; HS4, IS4 the same rounded up to 4; R128 = R rounded up to 128.
     """
 
     tokens: int
@@ -113,7 +113,7 @@ def public_pack(op: OpSpec) -> bool:
 
 
 def arguments(op: OpSpec) -> tuple[Argument, ...]:
-    """Parameters of ``op``'s entry in order. A variant that declares scratch takes one more, ``scratch [*] u8``, last."""
+    """Parameters of ``op``'s entry in order; a variant with scratch takes one more, ``scratch [*] u8``, last."""
     return _BUILDERS[op.kind](op)
 
 
@@ -230,7 +230,9 @@ def _gemm1(op: OpSpec) -> tuple[Argument, ...]:
         rows = (_arg("x", _token(op), "T", "H", role="caller"),)
     else:
         rows = (_arg("x_rows", _token(op), "R", "H"),)
-    weighted = op.numerics.router_weight is RouterWeight.PRE_QUANT or (not op.w4a4 and op.gather and bool(_input_weights(op)))
+    weighted = op.numerics.router_weight is RouterWeight.PRE_QUANT or (
+        not op.w4a4 and op.gather and bool(_input_weights(op))
+    )
     outputs: tuple[Argument, ...]
     if op.epilogue is Epilogue.FUSED_FP4:
         outputs = (

@@ -46,12 +46,20 @@ class BuildFailed(MoegenError):
     """A compiler refused a source; ``what`` carries the end of its log."""
 
 
+class BuildRefused(MoegenError):
+    """A compile was asked for where ``MOEGEN_NO_BUILD=1`` forbids it."""
+
+
 class NotBuilt(MoegenError):
     """A kernel that the caller needs has no artifact; ``fix`` is the exact command that builds it."""
 
 
 class StoreError(MoegenError):
     """The artifact store or the tuning database could not do what was asked."""
+
+
+class StoreFull(StoreError):
+    """The disk or the quota below the store is exhausted; nothing half-written is left behind."""
 
 
 class TableError(MoegenError):

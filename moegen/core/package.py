@@ -18,8 +18,8 @@ MANIFEST = "manifest.json"
 class Source:
     """One rendered kernel file.
 
-    ``path`` is relative to the package; ``digest`` is the SHA-256 of its bytes; ``closure`` is the digest of every device
-    library file it includes, by normalised relative name and content; ``symbol`` is the exported entry.
+    ``path`` is relative to the package; ``digest`` is the SHA-256 of its bytes; ``closure`` is the digest of every
+    device library file it includes, by normalised relative name and content; ``symbol`` is the exported entry.
     """
 
     variant: str
@@ -74,8 +74,8 @@ class TargetPackage:
 class Package:
     """A generated package's manifest.
 
-    ``layer`` is the plain form of the spec's facts that loaders need: geometry, activation, weight format, gate/up order,
-    bias, scale layouts, activation scales, tuned token counts and routings.
+    ``layer`` is the plain form of the spec's facts that loaders need: geometry, activation, weight format,
+    gate/up order, bias, scale layouts, activation scales, tuned token counts and routings.
     """
 
     name: str
@@ -115,7 +115,9 @@ def read_manifest(directory: Path) -> Package:
     try:
         data = json.loads(path.read_text())
         if data["schema"] != SCHEMA:
-            raise StoreError(f"manifest schema {data['schema']}, this moegen reads {SCHEMA}", str(path), "moegen generate SPEC")
+            raise StoreError(
+                f"manifest schema {data['schema']}, this moegen reads {SCHEMA}", str(path), "moegen generate SPEC"
+            )
         return package_from_json(data)
     except FileNotFoundError as error:
         raise StoreError("no manifest", str(path), "moegen generate SPEC") from error
