@@ -1,0 +1,67 @@
+// exp, tanh and the sigmoid forms: bit for bit moegen.numerics.elementary, which explains and tests each step.
+//
+// Compile with -ffp-contract=off and without -ffast-math. Every function is branch-free, so that loops over it vectorise.
+// A CUDA mirror replaces __builtin_fmaf by __fmaf_rn, '/' by __fdiv_rn, '*' and '+' by __fmul_rn and __fadd_rn.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+namespace moegen {
+
+inline constexpr float kLog2e = 0x1.715476p+0f;
+inline constexpr float kRoundMagic = 0x1.8p+23f;
+inline constexpr float kLn2Hi = 0x1.62e430p-1f;
+inline constexpr float kLn2Lo = -0x1.05c610p-29f;
+inline constexpr float kExpMax = 89.0f;
+inline constexpr float kExpMin = -104.0f;
+inline constexpr float kTanhSplit = 0x1.19999ap-1f;
+inline constexpr std::uint32_t kMagicBits = 0x4B400000u;
+
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+inline float power_of_two(std::int32_t n) {
+  return std::bit_cast<float>((static_cast<std::uint32_t>(n) + 127u) << 23);
+}
+
+inline float exp(float x) {
+  const float capped = x > kExpMax ? kExpMax : x;
+  const float clamped = capped < kExpMin ? kExpMin : capped;
+  const float shifted = clamped * kLog2e + kRoundMagic;
+  const auto n = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(shifted) - kMagicBits);
+  const float rounded = shifted - kRoundMagic;
+  const float r = fma(rounded, -kLn2Lo, fma(rounded, -kLn2Hi, clamped));
+  float p = 0x1.6a2434p-10f;
+  p = fma(p, r, 0x1.1239e2p-7f);
+  p = fma(p, r, 0x1.5558f2p-5f);
+  p = fma(p, r, 0x1.555492p-3f);
+  p = fma(p, r, 0x1.fffffcp-2f);
+  p = fma(p, r, 1.0f);
+  p = fma(p, r, 1.0f);
+  const std::int32_t half = n >> 1;
+  return p * power_of_two(half) * power_of_two(n - half);
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+
+inline float silu(float x) { return x / (1.0f + exp(-x)); }
+
+inline float scaled_silu(float x, float alpha) { return x / (1.0f + exp(-(x * alpha))); }
+
+inline float tanh(float x) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
+  const float magnitude = std::bit_cast<float>(bits & 0x7FFFFFFFu);
+  const float square = magnitude * magnitude;
+  float p = -0x1.9bba80p-8f;
+  p = fma(p, square, 0x1.59568cp-6f);
+  p = fma(p, square, -0x1.b92bbap-5f);
+  p = fma(p, square, 0x1.110d3cp-3f);
+  p = fma(p, square, -0x1.55554cp-2f);
+  const float small = fma(magnitude * square, p, magnitude);
+  const float decay = exp(magnitude * -2.0f);
+  const float large = (1.0f - decay) / (1.0f + decay);
+  const float result = magnitude < kTanhSplit ? small : large;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(result) | (bits & 0x80000000u));
+}
+
+}  // namespace moegen
