@@ -134,8 +134,9 @@ def op_from_json(data: dict[str, Any]) -> OpSpec:
         if values.get(name) is not None:
             values[name] = enum(values[name])
     if values.get("activation") is not None:
-        act = dict(values["activation"])
-        values["activation"] = Activation(**(act | {"kind": ActivationKind(act["kind"])}))
+        act: dict[str, Any] = dict(values["activation"])
+        act["kind"] = ActivationKind(act["kind"])
+        values["activation"] = Activation(**act)
     if values.get("numerics") is not None:
         values["numerics"] = numerics_from_json(values["numerics"])
     return OpSpec(**values)
@@ -143,7 +144,7 @@ def op_from_json(data: dict[str, Any]) -> OpSpec:
 
 def numerics_from_json(data: dict[str, Any]) -> Numerics:
     """Reads back what ``canonical.plain(numerics)`` wrote; raises as :func:`op_from_json`."""
-    enums = {
+    enums: dict[str, Any] = {
         "contract": Contract,
         "gate_round": Round,
         "pre_quant_round": Round,
