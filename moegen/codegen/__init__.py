@@ -1,0 +1,1 @@
+"""Planning and rendering: from a LayerSpec to pipelines, variants and readable source."""
