@@ -1,6 +1,7 @@
 // exp, tanh and the sigmoid forms: bit for bit moegen.numerics.elementary, which explains and tests each step.
 //
-// Compile with -ffp-contract=off and without -ffast-math. Every function is branch-free, so that loops over it vectorise.
+// Compile with -ffp-contract=off -fno-trapping-math and without -ffast-math. Every function is branch-free: loops over
+// them vectorise (gcc turns the selects into blends only when comparisons need not trap; no value depends on that flag).
 // A CUDA mirror replaces __builtin_fmaf by __fmaf_rn, '/' by __fdiv_rn, '*' and '+' by __fmul_rn and __fadd_rn.
 #pragma once
 
