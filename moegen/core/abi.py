@@ -131,6 +131,11 @@ def _scales(op: OpSpec, name: str, columns: str, access: Access) -> Argument:
     return _arg(name, "u8", "R", columns, access=access)
 
 
+def _rows(op: OpSpec, name: str, columns: str, access: Access = "read") -> Argument:
+    """Token rows between two ops; a private ``rows_layout`` pads them to whole 128-column units."""
+    return _arg(name, _token(op), "R", f"{columns}128" if op.rows_layout else columns, access=access)
+
+
 def _pair(op: OpSpec, name: str) -> Argument:
     """Second-level scale as (encode g, decode p) pairs: one pair, or one per expert when gemm2's is static."""
     if op.act_scale is ActScale.DYNAMIC_TENSOR:
@@ -198,7 +203,7 @@ def _quantize(op: OpSpec) -> tuple[Argument, ...]:
             _scales(op, "x_scales", "HS", "write"),
         )
     return (
-        _arg("h_rows", _token(op), "R", "I"),
+        _rows(op, "h_rows", "I"),
         _arg("row_slot", "i32", "R"),
         _arg("tile_expert", "i32", "TILES"),
         _arg("totals", "i32", 4),
@@ -214,7 +219,7 @@ def _gather(op: OpSpec) -> tuple[Argument, ...]:
         _arg("row_slot", "i32", "R"),
         _arg("totals", "i32", 4),
         *_input_weights(op),
-        _arg("x_rows", _token(op), "R", "H", access="write"),
+        _rows(op, "x_rows", "H", "write"),
     )
 
 
@@ -229,7 +234,7 @@ def _gemm1(op: OpSpec) -> tuple[Argument, ...]:
     elif op.gather:
         rows = (_arg("x", _token(op), "T", "H", role="caller"),)
     else:
-        rows = (_arg("x_rows", _token(op), "R", "H"),)
+        rows = (_rows(op, "x_rows", "H"),)
     weighted = op.numerics.router_weight is RouterWeight.PRE_QUANT or (
         not op.w4a4 and op.gather and bool(_input_weights(op))
     )
@@ -243,7 +248,7 @@ def _gemm1(op: OpSpec) -> tuple[Argument, ...]:
     elif op.epilogue is Epilogue.INTERLEAVED:
         outputs = (_arg("h_pair", _token(op), "R", "I2", access="write"),)
     else:
-        outputs = (_arg("h_rows", _token(op), "R", "I", access="write"),)
+        outputs = (_rows(op, "h_rows", "I", "write"),)
     rows_name, halves = ("I2", 2) if op.gated else ("I", 1)
     return (
         *rows,
@@ -259,7 +264,7 @@ def _deinterleave(op: OpSpec) -> tuple[Argument, ...]:
     return (
         _arg("h_pair", _token(op), "R", "I2"),
         _arg("totals", "i32", 4),
-        _arg("h_rows", _token(op), "R", "I", access="write"),
+        _rows(op, "h_rows", "I", "write"),
     )
 
 
@@ -275,7 +280,7 @@ def _gemm2(op: OpSpec) -> tuple[Argument, ...]:
             _arg("h_scale", "f32", 1 if op.act_scale is ActScale.DYNAMIC_TENSOR else "E", 2, role="scale"),
         )
     else:
-        rows = (_arg("h_rows", _token(op), "R", "I"),)
+        rows = (_rows(op, "h_rows", "I"),)
     outputs: tuple[Argument, ...] = (_arg("out_rows", _token(op), "R", "H", access="write"),)
     if op.fused_combine:
         weights = _weights_arg(op) if _weight_at_combine(op) else ()
