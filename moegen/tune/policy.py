@@ -1,0 +1,112 @@
+"""How candidates are measured and how a winner is chosen: part of every trial's identity."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from moegen.core.canonical import digest
+from moegen.core.enums import Target
+
+
+class Timer(str, Enum):
+    """What a sample's microseconds are."""
+
+    CPU_WALL = "cpu_wall"
+    CUDA_EVENT = "cuda_event"
+    CUDA_GRAPH = "cuda_graph"
+
+
+class Cache(str, Enum):
+    """State of the last-level cache before each call: ``cold`` (flushed by a write of three times its size) or
+    ``hot``."""
+
+    COLD = "cold"
+    HOT = "hot"
+
+
+class Effort(str, Enum):
+    """Named budgets: ``quick`` for demos and smoke tests, ``full`` for tables that are kept."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurePolicy:
+    """How a sample is taken and when to stop. Trials under different policies are never compared.
+
+    Attributes:
+        screen_calls: calls of the first look at a candidate.
+        screen_ratio: candidates slower than this times the best leave after the first look.
+        halving_rounds, halving_ratio: rounds and cut of the second look.
+        min_rounds, max_rounds: rounds of the finalists; they end once every relative CI is at most ``ci_bound``.
+        calls_per_round: calls of one candidate before its neighbour's turn.
+        confirm_rounds: rounds of the final pairing of the default with its challenger.
+        finalists: pipelines measured whole at one point after the ops were timed (the default comes on top).
+    """
+
+    timer: Timer
+    cache: Cache
+    warmup_calls: int
+    screen_calls: int
+    screen_ratio: float
+    halving_rounds: int
+    halving_ratio: float
+    min_rounds: int
+    max_rounds: int
+    calls_per_round: int
+    ci_bound: float
+    confirm_rounds: int
+    finalists: int
+
+    @property
+    def digest(self) -> str:
+        """Identity that trials carry."""
+        return digest(self, "moegen.tune.policy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectPolicy:
+    """How trials become winners; may be changed afterwards without a device.
+
+    Attributes:
+        tie_band: candidates within this share of the fastest (or within its CI, if wider) count as equal.
+        switch_margin: the default is replaced only by a challenger faster by at least this share in the confirm rounds.
+    """
+
+    tie_band: float = 0.02
+    switch_margin: float = 0.03
+
+
+_FULL = MeasurePolicy(
+    timer=Timer.CPU_WALL,
+    cache=Cache.COLD,
+    warmup_calls=3,
+    screen_calls=3,
+    screen_ratio=3.0,
+    halving_rounds=3,
+    halving_ratio=1.3,
+    min_rounds=8,
+    max_rounds=40,
+    calls_per_round=3,
+    ci_bound=0.01,
+    confirm_rounds=15,
+    finalists=8,
+)
+_QUICK = replace(
+    _FULL,
+    warmup_calls=1,
+    halving_rounds=2,
+    halving_ratio=1.5,
+    min_rounds=6,
+    max_rounds=9,
+    calls_per_round=1,
+    ci_bound=0.05,
+    confirm_rounds=7,
+    finalists=3,
+)
+
+
+def measure_policy(target: Target, effort: Effort = Effort.FULL, cache: Cache = Cache.COLD) -> MeasurePolicy:
+    """The standard policy of a target: wall clock on a CPU, events round a graph replay on a GPU."""
+    timer = Timer.CPU_WALL if target is Target.CPU else Timer.CUDA_GRAPH
+    return replace(_QUICK if effort is Effort.QUICK else _FULL, timer=timer, cache=cache)
