@@ -93,6 +93,11 @@ class Catalog(Protocol):
         """
         ...
 
+    def gather_forms(self) -> tuple[bool, ...]:
+        """Forms of a W4A16 gemm1, the preferred one first: True reads ``x`` through ``row_slot`` (``OpSpec.gather``), False
+        reads the ``x_rows`` that a ``gather`` op wrote."""
+        ...
+
     def weight_packs(self, op: OpSpec) -> tuple[str, ...]:
         """Weight packs a gemm of this target can read (``op.weight_pack`` is ignored), the preferred one first."""
         ...

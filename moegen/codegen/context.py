@@ -42,7 +42,7 @@ class OpFacts(_Model):
     """An OpSpec flattened to literals; enum values are lower-case names for choosing one library function.
 
     Sizes are in elements unless named ``pitch`` (bytes). ``n`` x ``k`` is the gemm's weight matrix of one expert.
-    ``*_scales`` are scale columns (K/16); ``*_scale_pitch`` the columns a row of the scale matrix occupies in its layout.
+    ``*_scales`` are scale columns (K/16); ``*_scale_pitch`` the columns a row of scales takes in its layout.
     Activation constants are rounded to fp32; None where the kind has no such constant.
     """
 

@@ -1,6 +1,6 @@
 """Finds each target's catalog; a catalog is imported when its target is first asked for."""
 
-from functools import lru_cache
+from functools import cache
 from importlib import import_module
 
 from moegen.codegen.catalog import Catalog
@@ -18,7 +18,7 @@ _MODULES = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def catalog(target: Target) -> Catalog:
     """The catalog of ``target``."""
     module = import_module(_MODULES[target])

@@ -1,8 +1,8 @@
 """OpSpec × Schedule, and the canonical name that says everything about it and parses back.
 
-A name is ``<op tokens>--<schedule tokens>``, tokens joined by ``-``. The first op token is the kind; after it come, in a
-fixed order, only the fields that differ from ``OpSpec``'s defaults: words for enum members and flags, a tag and a number
-for the rest (``gemm1-e8-k2-h256-i160-rt8-w4a4-fused-swiglu-te-wp_rows8--cpu-panel-r8-c32-kc128-u2``).
+A name is ``<op tokens>--<schedule tokens>``, tokens joined by ``-``. The first op token is the kind; after it come, in
+a fixed order, only the fields that differ from ``OpSpec``'s defaults: words for enum members and flags, a tag and a
+number for the rest (``gemm1-e8-k2-h256-i160-rt8-w4a4-fused-swiglu-te-wp_rows8--cpu-panel-r8-c32-kc128-u2``).
 """
 
 import re
