@@ -172,7 +172,7 @@ class ArtifactStore:
             yield held
 
     def why_miss(self, key: ArtifactKey) -> tuple[Difference, ...]:
-        """Field-wise difference to the most similar stored entry; empty when there is none, or when ``key`` is stored."""
+        """Field-wise difference to the most similar stored entry; empty when there is none, or ``key`` is stored."""
         closest: tuple[Difference, ...] = ()
         best = len(ArtifactKey.__dataclass_fields__) + len(key.toolchain) + 1
         for _, manifest in self.entries():
@@ -238,9 +238,7 @@ class ArtifactStore:
             return False
 
     @staticmethod
-    def _stage(
-        stage: Path, key: ArtifactKey, files: Mapping[str, Path | bytes], meta: Mapping[str, Any]
-    ) -> int:
+    def _stage(stage: Path, key: ArtifactKey, files: Mapping[str, Path | bytes], meta: Mapping[str, Any]) -> int:
         """Writes a complete entry to ``stage``; returns the held lock that tells the collector to leave it alone."""
         lock: int | None = None
         try:

@@ -1,7 +1,7 @@
 """Which artifact serves which variant of a package on one architecture.
 
-Serving knows the package and the machine, not the toolchain that built its kernels, so it cannot compute artifact keys: a
-build writes them down here.
+Serving knows the package and the machine, not the toolchain that built its kernels, so it cannot compute artifact
+keys: a build writes them down here.
 """
 
 import json

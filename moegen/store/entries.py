@@ -47,7 +47,8 @@ class EntryManifest:
 def describe(directory: Path, key: ArtifactKey, meta: Mapping[str, Any]) -> EntryManifest:
     """Manifest of the files that lie in ``directory`` now."""
     files = {
-        path.name: FileRecord(size=path.stat().st_size, sha256=sha256_file(path)) for path in sorted(directory.iterdir())
+        path.name: FileRecord(size=path.stat().st_size, sha256=sha256_file(path))
+        for path in sorted(directory.iterdir())
     }
     return EntryManifest(key=key, files=files, meta=dict(meta))
 

@@ -1,7 +1,7 @@
 """Advisory locks that save work and are never needed for correctness.
 
-The kernel releases a ``flock`` when its holder dies, so a lock file left on disk blocks nobody, and no lock file is ever
-unlinked: unlinking would let two processes hold "the same" lock on two inodes.
+The kernel releases a ``flock`` when its holder dies: a lock file left on disk blocks nobody. A lock that several
+processes wait for is never unlinked: that would let two of them hold "the same" lock on two inodes.
 """
 
 import fcntl
@@ -36,8 +36,8 @@ def try_lock(path: Path) -> int | None:
 def work_lock(path: Path, timeout_s: float) -> Iterator[bool]:
     """Waits at most ``timeout_s`` seconds for the lock; yields whether it is held.
 
-    False means: do the work anyway, somebody may be doing it too. It is also the answer where locks cannot be had at all
-    (read-only or missing folder, a file system without ``flock``).
+    False means: do the work anyway, somebody may be doing it too. It is also the answer where locks cannot be had at
+    all (read-only or missing folder, a file system without ``flock``).
     """
     descriptor = _wait(path, timeout_s)
     try:

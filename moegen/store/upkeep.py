@@ -36,7 +36,7 @@ class VerifyReport:
 
 @dataclass(kw_only=True)
 class CollectReport:
-    """What a collection removed (artifact digests, bundle names), what it kept because a bundle names it, and bytes freed."""
+    """What a collection removed (artifact digests, bundle names), kept because a bundle names it, and freed in bytes."""
 
     removed: list[str] = field(default_factory=list)
     bundles: list[str] = field(default_factory=list)
@@ -69,8 +69,8 @@ def collect(
 ) -> CollectReport:
     """Removes from the home what nobody needs any more.
 
-    First litter: quarantined entries, and staging folders whose writer is gone. Then bundles older than ``max_age_s``. Then
-    artifacts that no remaining bundle names: those older than ``max_age_s``, and the oldest until the rest fits in
+    First litter: quarantined entries, and staging folders whose writer is gone. Then bundles older than ``max_age_s``.
+    Then artifacts that no remaining bundle names: those older than ``max_age_s``, and the oldest until the rest fits in
     ``max_bytes``. An artifact that a bundle names is in use by a built package and is never removed.
 
     Args:
