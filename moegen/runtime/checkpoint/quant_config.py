@@ -1,0 +1,148 @@
+"""What a checkpoint says about its own quantisation: method, W4A4 or W4A16, and which modules were left out.
+
+Read from config.json (``quantization_config``) and from ModelOpt's hf_quant_config.json (``quantization``).
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moegen.core.enums import ActFormat
+from moegen.core.errors import CheckpointError
+from moegen.runtime.checkpoint.names import COMPRESSED_TENSORS, MODELOPT, Dialect
+
+_FIX = "give a checkpoint quantised to NVFP4 by ModelOpt or by compressed-tensors"
+_ALGORITHMS = {"NVFP4": ActFormat.NVFP4, "W4A16_NVFP4": ActFormat.BF16, "NVFP4_W4A16": ActFormat.BF16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantConfig:
+    """A checkpoint's quantisation facts.
+
+    Attributes:
+        dialect: whose names and scale forms the tensors follow.
+        act_format: NVFP4 when the experts were quantised for W4A4, BF16 for W4A16.
+        excluded: patterns of modules left unquantised.
+        listed: module → algorithm, where the checkpoint lists quantised modules one by one; empty otherwise.
+    """
+
+    dialect: Dialect
+    act_format: ActFormat
+    excluded: tuple[str, ...] = ()
+    listed: dict[str, str] = field(default_factory=dict)
+
+    def exclusion(self, module: str) -> str | None:
+        """The pattern that leaves ``module`` (``model.layers.1.mlp.experts.0.up_proj``) unquantised, or None."""
+        return next((pattern for pattern in self.excluded if excludes(pattern, module)), None)
+
+
+def excludes(pattern: str, module: str) -> bool:
+    """True when an exclude pattern covers a module.
+
+    ``re:…`` is a regular expression that must match from the start; a pattern with ``*`` is a glob; anything else names
+    the module or one of its ancestors. A glob's ``*`` right after a digit does not run into further digits:
+    ``model.layers.1*`` covers layer 1, not layers 10 to 19.
+    """
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    if "*" in pattern or "?" in pattern:
+        expression = re.escape(pattern).replace(r"\?", ".")
+        expression = re.sub(r"(?<=\d)\\\*", r"(?!\\d).*", expression).replace(r"\*", ".*")
+        return any(re.fullmatch(expression, name) is not None for name in _with_ancestors(module))
+    return module == pattern or module.startswith(pattern + ".")
+
+
+def _with_ancestors(module: str) -> list[str]:
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def read_quant_config(directory: Path) -> QuantConfig | None:
+    """Reads a checkpoint's quantisation; None when it declares none.
+
+    Raises:
+        CheckpointError: damaged JSON, or a method that is not NVFP4.
+    """
+    config, where = _read_json(directory / "config.json"), str(directory)
+    quantization = config.get("quantization_config") or {}
+    modelopt = _read_json(directory / "hf_quant_config.json").get("quantization") or {}
+    method = str(quantization.get("quant_method", "modelopt" if modelopt else ""))
+    if not method:
+        return None
+    if method == "compressed-tensors":
+        return _compressed_tensors(quantization, where)
+    if method.startswith("modelopt") or modelopt or "moe_quant_algo" in quantization:
+        return _modelopt(quantization, modelopt, where)
+    raise CheckpointError(f"quantisation method {method!r} is not NVFP4", where, _FIX)
+
+
+def read_model_config(directory: Path) -> dict[str, Any]:
+    """config.json's language-model part (``text_config`` where there is one); empty when the file is absent."""
+    config = _read_json(directory / "config.json")
+    return config.get("text_config") or config
+
+
+def declared_experts(config: dict[str, Any]) -> int | None:
+    """Routed experts per layer that a model config declares, whatever its family calls them."""
+    for key in ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"):
+        if isinstance(config.get(key), int):
+            return config[key]
+    return None
+
+
+def _modelopt(quantization: dict[str, Any], modelopt: dict[str, Any], where: str) -> QuantConfig:
+    algorithm = str(
+        quantization.get("moe_quant_algo") or modelopt.get("quant_algo") or quantization.get("quant_algo") or ""
+    ).upper()
+    patterns = (*(modelopt.get("exclude_modules") or ()), *(quantization.get("ignore") or ()))
+    listed = modelopt.get("quantized_layers") or quantization.get("quantized_layers") or {}
+    listed = {name: str(value.get("quant_algo", "")).upper() for name, value in listed.items()}
+    if algorithm == "MIXED_PRECISION":
+        experts = {value for name, value in listed.items() if "expert" in name and value in _ALGORITHMS}
+        if len(experts) != 1:
+            raise CheckpointError(
+                f"mixed precision lists {len(experts)} NVFP4 forms for experts, expected one", where, _FIX
+            )
+        algorithm = experts.pop()
+    if algorithm not in _ALGORITHMS:
+        raise CheckpointError(
+            f"ModelOpt algorithm {algorithm or 'missing'!r} is not one of {sorted(_ALGORITHMS)}", where, _FIX
+        )
+    group = modelopt.get("group_size", 16)
+    if group != 16:
+        raise CheckpointError(f"group_size {group}, NVFP4 has 16", where, _FIX)
+    excluded = tuple(dict.fromkeys(str(pattern) for pattern in patterns))
+    return QuantConfig(dialect=MODELOPT, act_format=_ALGORITHMS[algorithm], excluded=excluded, listed=listed)
+
+
+def _compressed_tensors(quantization: dict[str, Any], where: str) -> QuantConfig:
+    excluded = tuple(str(pattern) for pattern in quantization.get("ignore") or ())
+    groups = [g for g in (quantization.get("config_groups") or {}).values() if _is_nvfp4(g.get("weights"))]
+    if not groups:
+        raise CheckpointError("no compressed-tensors group holds 4-bit float weights in blocks of 16", where, _FIX)
+    formats = {ActFormat.NVFP4 if _is_nvfp4(group.get("input_activations")) else ActFormat.BF16 for group in groups}
+    if len(formats) > 1:
+        groups = [g for g in groups if any("expert" in str(target) for target in g.get("targets") or ())]
+        formats = {ActFormat.NVFP4 if _is_nvfp4(group.get("input_activations")) else ActFormat.BF16 for group in groups}
+    if len(formats) != 1:
+        raise CheckpointError("groups disagree on the experts' activation format", where, _FIX)
+    return QuantConfig(dialect=COMPRESSED_TENSORS, act_format=formats.pop(), excluded=excluded)
+
+
+def _is_nvfp4(arguments: dict[str, Any] | None) -> bool:
+    arguments = arguments or {}
+    return (arguments.get("num_bits"), arguments.get("type"), arguments.get("group_size")) == (4, "float", 16)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise CheckpointError(f"damaged JSON ({error})", str(path), "fetch the file again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError("expected a JSON object", str(path), "fetch the file again")
+    return value
