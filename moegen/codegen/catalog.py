@@ -94,8 +94,8 @@ class Catalog(Protocol):
         ...
 
     def gather_forms(self) -> tuple[bool, ...]:
-        """Forms of a W4A16 gemm1, the preferred one first: True reads ``x`` through ``row_slot`` (``OpSpec.gather``), False
-        reads the ``x_rows`` that a ``gather`` op wrote."""
+        """Forms of a W4A16 gemm1, the preferred one first: True (``OpSpec.gather``) reads ``x`` through ``row_slot``,
+        False reads the ``x_rows`` that a ``gather`` op wrote."""
         ...
 
     def weight_packs(self, op: OpSpec) -> tuple[str, ...]:
