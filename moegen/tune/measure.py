@@ -4,23 +4,24 @@ Nothing here touches a device: samples come from a :class:`Sampler`, so the same
 simulated noisy machine.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from moegen.tune.policy import MeasurePolicy
-from moegen.tune.statistics import Timing, quantile, summarise
+from moegen.store.trials import TrialStatus
+from moegen.tune.policy import MeasurePolicy, Stage
+from moegen.tune.statistics import Timing, summarise
 
 
 class CandidateFailed(Exception):
     """A candidate could not be timed; it leaves the race with ``status`` and the others go on.
 
     Args:
-        status: ``crash``, ``timeout``, ``oom`` or ``wrong``.
+        status: how it failed.
         note: what is known of the cause.
     """
 
-    def __init__(self, status: str, note: str) -> None:
+    def __init__(self, status: TrialStatus, note: str) -> None:
         self.status = status
         self.note = note
         super().__init__(status, note)
@@ -36,31 +37,28 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one race found on one candidate: a timing, or a failure, with the stage at which it left."""
+    """What one race found on one candidate: a timing, or a failure, and the stage at which it left."""
 
     candidate: str
-    stage: str
+    stage: Stage
     timing: Timing | None = None
-    status: str = "ok"
+    status: TrialStatus = TrialStatus.OK
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duel:
-    """An interleaved pairing of the default with its challenger.
-
-    ``gain`` is the median over rounds of ``1 - challenger / default``: positive when the challenger is faster.
-    """
+    """Both sides of an interleaved pairing of the default with its challenger."""
 
     default: Measured
     challenger: Measured
-    gain: float
 
 
 class _Race:
     """Samples of the candidates still running."""
 
-    def __init__(self, candidates: Sequence[str], sample: Sampler) -> None:
+    def __init__(self, candidates: Sequence[str], sample: Sampler, stage: Stage) -> None:
+        self.stage = stage
         self.running = list(candidates)
         self.left: dict[str, Measured] = {}
         self._sample = sample
@@ -75,7 +73,7 @@ class _Race:
             try:
                 self._samples[name].append(list(self._sample(name, calls)))
             except CandidateFailed as failure:
-                self._leave(name, Measured(candidate=name, stage="failed", status=failure.status, note=failure.note))
+                self._leave(name, Measured(candidate=name, stage=self.stage, status=failure.status, note=failure.note))
 
     def forget(self) -> None:
         """Drops the samples so far; used after warm-up."""
@@ -84,19 +82,14 @@ class _Race:
     def timing(self, name: str) -> Timing:
         return summarise(self._samples[name])
 
-    def cut(self, ratio: float, pinned: Iterable[str], stage: str) -> None:
+    def cut(self, ratio: float, pinned: Iterable[str]) -> None:
         """Removes candidates slower than ``ratio`` times the fastest, except pinned ones."""
         medians = {name: self.timing(name).median_us for name in self.running}
         if not medians:
             return
         limit = ratio * min(medians.values())
         for name in [name for name in self.running if medians[name] > limit and name not in pinned]:
-            self._leave(name, Measured(candidate=name, stage=stage, timing=self.timing(name)))
-
-    def paired_gain(self, default: str, challenger: str) -> float:
-        pairs = zip(self._samples[default], self._samples[challenger], strict=True)
-        gains = [1 - quantile(sorted(fast), 0.5) / quantile(sorted(slow), 0.5) for slow, fast in pairs]
-        return quantile(sorted(gains), 0.5)
+            self._leave(name, Measured(candidate=name, stage=self.stage, timing=self.timing(name)))
 
     def _leave(self, name: str, measured: Measured) -> None:
         self.running.remove(name)
@@ -109,7 +102,6 @@ def race(
     policy: MeasurePolicy,
     *,
     pinned: Iterable[str] = (),
-    progress: Callable[[str], None] = lambda _: None,
 ) -> list[Measured]:
     """Times candidates against each other and returns one result per candidate, in the given order.
 
@@ -118,27 +110,31 @@ def race(
     candidates (the default) are never dropped for being slow.
     """
     pinned = frozenset(pinned)
-    contest = _Race(candidates, sample)
-    progress("screen")
+    contest = _Race(candidates, sample, Stage.SCREEN)
     if policy.warmup_calls:
         contest.round(policy.warmup_calls)
         contest.forget()
     contest.round(policy.screen_calls)
-    contest.cut(policy.screen_ratio, pinned, "screen")
+    contest.cut(policy.screen_ratio, pinned)
     contest.forget()
-    progress("halving")
+    contest.stage = Stage.HALVING
     for _ in range(policy.halving_rounds):
         contest.round(policy.calls_per_round)
-    contest.cut(policy.halving_ratio, pinned, "halving")
-    progress("final")
+    contest.cut(policy.halving_ratio, pinned)
+    contest.stage = Stage.FINAL
     for number in range(policy.halving_rounds + 1, policy.max_rounds + 1):
         contest.round(policy.calls_per_round)
         if number >= policy.min_rounds and all(
             contest.timing(name).relative_ci <= policy.ci_bound for name in contest.running
         ):
             break
-    finals = {name: Measured(candidate=name, stage="final", timing=contest.timing(name)) for name in contest.running}
-    return [finals.get(name) or contest.left[name] for name in candidates]
+    found = contest.left | {
+        name: Measured(candidate=name, stage=Stage.FINAL, timing=contest.timing(name)) for name in contest.running
+    }
+    beaten = [name for name in candidates if found[name].status is TrialStatus.OK]
+    if not contest.running and beaten:  # they lost only to candidates that failed later
+        found |= {measured.candidate: measured for measured in race(beaten, sample, policy, pinned=pinned)}
+    return [found[name] for name in candidates]
 
 
 def duel(default: str, challenger: str, sample: Sampler, policy: MeasurePolicy) -> Duel | Measured:
@@ -146,12 +142,14 @@ def duel(default: str, challenger: str, sample: Sampler, policy: MeasurePolicy) 
 
     Returns the failed side's result instead when one of them fails: then nothing was confirmed.
     """
-    contest = _Race([default, challenger], sample)
+    contest = _Race([default, challenger], sample, Stage.CONFIRM)
     contest.round(max(policy.warmup_calls, 1))
     contest.forget()
     for _ in range(policy.confirm_rounds):
         contest.round(policy.calls_per_round)
         if contest.left:
             return next(iter(contest.left.values()))
-    sides = [Measured(candidate=name, stage="confirm", timing=contest.timing(name)) for name in (default, challenger)]
-    return Duel(default=sides[0], challenger=sides[1], gain=contest.paired_gain(default, challenger))
+    sides = [
+        Measured(candidate=name, stage=Stage.CONFIRM, timing=contest.timing(name)) for name in (default, challenger)
+    ]
+    return Duel(default=sides[0], challenger=sides[1])

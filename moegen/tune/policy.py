@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from moegen.core.canonical import digest
+from moegen.core.canonical import plain
 from moegen.core.enums import Target
+from moegen.store.trials import Policy
 
 
 class Timer(str, Enum):
@@ -21,6 +22,21 @@ class Cache(str, Enum):
 
     COLD = "cold"
     HOT = "hot"
+
+
+class Stage(str, Enum):
+    """Where in a session a trial was taken; timings of two stages are never compared.
+
+    ``gate``: refused or failed before any timing; ``ops``: one op alone; ``screen``, ``halving``: left the race there;
+    ``final``: ran all rounds; ``confirm``: the pairing of the default with its challenger.
+    """
+
+    GATE = "gate"
+    OPS = "ops"
+    SCREEN = "screen"
+    HALVING = "halving"
+    FINAL = "final"
+    CONFIRM = "confirm"
 
 
 class Effort(str, Enum):
@@ -41,6 +57,7 @@ class MeasurePolicy:
         min_rounds, max_rounds: rounds of the finalists; they end once every relative CI is at most ``ci_bound``.
         calls_per_round: calls of one candidate before its neighbour's turn.
         confirm_rounds: rounds of the final pairing of the default with its challenger.
+        noisy_ci: relative CI beyond which a timing is recorded as noisy and can win nothing.
         finalists: pipelines measured whole at one point after the ops were timed (the default comes on top).
     """
 
@@ -56,12 +73,14 @@ class MeasurePolicy:
     calls_per_round: int
     ci_bound: float
     confirm_rounds: int
+    noisy_ci: float
     finalists: int
 
-    @property
-    def digest(self) -> str:
-        """Identity that trials carry."""
-        return digest(self, "moegen.tune.policy")
+    def record(self, stage: Stage) -> Policy:
+        """The record that a trial taken at ``stage`` refers to."""
+        parameters = plain({name: value for name, value in vars(self).items() if name not in ("timer", "cache")})
+        assert isinstance(parameters, dict)
+        return Policy(timer=self.timer.value, cache=self.cache.value, parameters={**parameters, "stage": stage.value})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +109,7 @@ _FULL = MeasurePolicy(
     calls_per_round=3,
     ci_bound=0.01,
     confirm_rounds=15,
+    noisy_ci=0.2,
     finalists=8,
 )
 _QUICK = replace(

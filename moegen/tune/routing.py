@@ -33,9 +33,9 @@ class Routing:
     """A routing profile.
 
     Attributes:
-        kind: ``uniform``: every token draws k distinct experts, all alike; ``one_hot``: one expert serves every token,
-            the other k-1 slots are uniform; ``effective_experts``: geometric skew with that share of effective experts
-            (never below k of E, which distinct ids force); ``zipf``: expert of rank r has weight r**-value.
+        kind: ``uniform``: every token draws k distinct experts, all alike; ``one_hot``: the same k experts serve every
+            token, the worst that distinct ids allow; ``effective_experts``: geometric skew with that share of
+            effective experts (never below k of E); ``zipf``: expert of rank r has weight r**-value.
         value: the share in (0, 1], or the exponent in (0, 8]; None for the other kinds.
     """
 
@@ -107,7 +107,7 @@ def draw_ids(routing: Routing, tokens: int, top_k: int, experts: int, seed: int)
     log_weights = _log_weights(routing, top_k, experts, generator)
     noise = _gumbel(tokens, experts, generator)
     if routing.kind is RoutingKind.ONE_HOT:
-        noise[:, 0] = torch.inf
+        noise[:, :top_k] = torch.inf
     return order[(log_weights + noise).topk(top_k, dim=-1).indices]
 
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegen.core.enums import Target
+from moegen.store.trials import TrialStatus
 from moegen.tune.measure import CandidateFailed, Duel, Measured, duel, race
-from moegen.tune.policy import Cache, Effort, MeasurePolicy, Timer, measure_policy
+from moegen.tune.policy import Cache, Effort, Stage, Timer, measure_policy
 from moegen.tune.statistics import median_interval, quantile, summarise
 
 POLICY = measure_policy(Target.CPU)
@@ -24,13 +25,13 @@ class Machine:
     def __init__(self, times: dict[str, float], noise: float = 0.0, drift: float = 0.0, seed: int = 0) -> None:
         self.calls: Counter[str] = Counter()
         self.order: list[str] = []
-        self.failures: dict[str, tuple[int, str]] = {}
+        self.failures: dict[str, tuple[float, TrialStatus]] = {}
         self._times, self._noise, self._drift = times, noise, drift
         self._random = random.Random(seed)
 
     def __call__(self, candidate: str, calls: int) -> Sequence[float]:
         self.order.append(candidate)
-        after, status = self.failures.get(candidate, (math.inf, ""))
+        after, status = self.failures.get(candidate, (math.inf, TrialStatus.OK))
         if self.calls[candidate] >= after:
             raise CandidateFailed(status, "it broke")
         self.calls[candidate] += calls
@@ -46,7 +47,13 @@ def test_slow_candidates_leave_early_and_the_default_never_does() -> None:
     machine = Machine({"default": 50.0, "fast": 10.0, "near": 11.0, "middling": 20.0, "awful": 90.0})
     results = by_name(race(list(machine._times), machine, POLICY, pinned={"default"}))
     stages = {name: result.stage for name, result in results.items()}
-    assert stages == {"default": "final", "fast": "final", "near": "final", "middling": "halving", "awful": "screen"}
+    assert stages == {
+        "default": Stage.FINAL,
+        "fast": Stage.FINAL,
+        "near": Stage.FINAL,
+        "middling": Stage.HALVING,
+        "awful": Stage.SCREEN,
+    }
     assert machine.calls["awful"] < machine.calls["middling"] < machine.calls["fast"]
     for name, result in results.items():
         assert result.timing is not None
@@ -67,19 +74,25 @@ def test_rounds_interleave_and_rotate() -> None:
     assert [turn[0] for turn in rounds[:4]] == ["a", "b", "c", "a"]
 
 
-@pytest.mark.parametrize("after", [0, 4, 12])
-def test_a_failing_candidate_leaves_with_its_status_and_the_rest_go_on(after: int) -> None:
+@pytest.mark.parametrize(
+    ("after", "stage"), [(0, Stage.SCREEN), (3, Stage.SCREEN), (6, Stage.HALVING), (20, Stage.FINAL)]
+)
+def test_a_failing_candidate_leaves_with_its_status_and_the_rest_go_on(after: int, stage: Stage) -> None:
     machine = Machine({"good": 1.0, "bad": 0.5})
-    machine.failures["bad"] = (after, "crash")
+    machine.failures["bad"] = (after, TrialStatus.CRASH)
     results = by_name(race(["good", "bad"], machine, POLICY))
-    assert (results["bad"].status, results["bad"].timing, results["bad"].note) == ("crash", None, "it broke")
-    assert results["good"].stage == "final"
+    assert (results["bad"].status, results["bad"].stage) == (TrialStatus.CRASH, stage)
+    assert (results["bad"].timing, results["bad"].note) == (None, "it broke")
+    assert results["good"].stage is Stage.FINAL
 
 
 def test_all_candidates_may_fail() -> None:
     machine = Machine({"a": 1.0, "b": 1.0})
-    machine.failures = {"a": (0, "crash"), "b": (0, "timeout")}
-    assert [r.status for r in race(["a", "b"], machine, POLICY)] == ["crash", "timeout"]
+    machine.failures = {"a": (0, TrialStatus.CRASH), "b": (0, TrialStatus.TIMEOUT)}
+    assert [r.status for r in race(["a", "b"], machine, POLICY)] == [
+        TrialStatus.CRASH,
+        TrialStatus.TIMEOUT,
+    ]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -87,16 +100,18 @@ def test_a_duel_sees_the_gain_through_a_drift_larger_than_it(seed: int) -> None:
     machine = Machine({"default": 100.0, "challenger": 95.0}, noise=0.01, drift=0.01, seed=seed)
     found = duel("default", "challenger", machine, POLICY)
     assert isinstance(found, Duel)
-    assert found.gain == pytest.approx(0.05, abs=0.025)
-    assert found.default.stage == found.challenger.stage == "confirm"
+    assert found.default.timing is not None
+    assert found.challenger.timing is not None
+    assert 1 - found.challenger.timing.median_us / found.default.timing.median_us == pytest.approx(0.05, abs=0.02)
+    assert found.default.stage == found.challenger.stage is Stage.CONFIRM
 
 
 def test_a_side_that_fails_in_a_duel_confirms_nothing() -> None:
     machine = Machine({"default": 2.0, "challenger": 1.0})
-    machine.failures["challenger"] = (6, "timeout")
+    machine.failures["challenger"] = (6, TrialStatus.TIMEOUT)
     found = duel("default", "challenger", machine, POLICY)
     assert isinstance(found, Measured)
-    assert (found.candidate, found.status) == ("challenger", "timeout")
+    assert (found.candidate, found.status) == ("challenger", TrialStatus.TIMEOUT)
 
 
 def test_summary_of_known_samples() -> None:
@@ -137,18 +152,15 @@ def test_no_sample_is_an_error() -> None:
         summarise([])
 
 
-def test_policy_digest_depends_on_every_field() -> None:
+def test_policy_record_depends_on_every_field_and_on_the_stage() -> None:
     changed = {
         "timer": Timer.CUDA_EVENT,
         "cache": Cache.HOT,
-        **{
-            name: getattr(POLICY, name) + 1
-            for name in MeasurePolicy.__dataclass_fields__
-            if name not in ("timer", "cache")
-        },
+        **{name: getattr(POLICY, name) + 1 for name in vars(POLICY) if name not in ("timer", "cache")},
     }
-    digests = {replace(POLICY, **{name: value}).digest for name, value in changed.items()} | {POLICY.digest}
-    assert len(digests) == len(changed) + 1
+    ids = {replace(POLICY, **{name: value}).record(Stage.FINAL).id for name, value in changed.items()}
+    ids |= {POLICY.record(stage).id for stage in Stage}
+    assert len(ids) == len(changed) + len(Stage)
 
 
 def test_standard_policies() -> None:
