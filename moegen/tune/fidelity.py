@@ -1,0 +1,72 @@
+"""How good the choices are: regret, flip rate between sessions, and replay, as pure functions over trials and
+choices."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from moegen.store.tables import Point, Table
+from moegen.tune.select import Choice
+
+#: (tokens, routing label)
+Key = tuple[int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regret:
+    """Time lost against the fastest candidate of each point, as a share of its time."""
+
+    mean: float
+    worst: float
+    worst_at: Key
+
+
+def regret(chosen: Mapping[Key, str], times_us: Mapping[Key, Mapping[str, float]]) -> Regret | None:
+    """Regret of ``chosen`` under ``times_us`` (pipeline → microseconds at each point), for example of another session.
+
+    Points at which the chosen pipeline has no time are left out; None when no point remains.
+    """
+    losses = {
+        point: times_us[point][name] / min(times_us[point].values()) - 1
+        for point, name in chosen.items()
+        if name in times_us.get(point, {})
+    }
+    if not losses:
+        return None
+    worst = max(losses, key=lambda point: (losses[point], point))
+    return Regret(mean=sum(losses.values()) / len(losses), worst=losses[worst], worst_at=worst)
+
+
+def flip_rate(first: Mapping[Key, str], second: Mapping[Key, str]) -> float:
+    """Share of the points known to both whose winner differs; 0 when they share none."""
+    common = first.keys() & second.keys()
+    return sum(first[point] != second[point] for point in common) / len(common) if common else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A point at which a replayed selection and a table disagree; None where one has no such point."""
+
+    point: Key
+    table: Point | None
+    replayed: Point | None
+
+
+def replay(table: Table, replayed: Table) -> list[Difference]:
+    """Where a table differs from the one that its trials yield now; empty when selection is reproduced exactly."""
+    ours = {(point.tokens, point.routing): point for point in table.points}
+    theirs = {(point.tokens, point.routing): point for point in replayed.points}
+    return [
+        Difference(point=key, table=ours.get(key), replayed=theirs.get(key))
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]
+
+
+def winners(choices: Iterable[Choice]) -> dict[Key, str]:
+    """Winner by point."""
+    return {(choice.tokens, choice.routing): choice.winner for choice in choices}
+
+
+def times(choices: Sequence[Choice]) -> dict[Key, dict[str, float]]:
+    """Candidates' medians by point, microseconds."""
+    return {(c.tokens, c.routing): {entry.pipeline: entry.median_us for entry in c.candidates} for c in choices}
