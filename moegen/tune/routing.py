@@ -25,7 +25,7 @@ class RoutingKind(str, Enum):
     ZIPF = "zipf"
 
 
-_PARAMETRIC = {RoutingKind.EFFECTIVE_EXPERTS: (0.0, 1.0), RoutingKind.ZIPF: (0.0, 8.0)}
+_LARGEST = {RoutingKind.EFFECTIVE_EXPERTS: 1.0, RoutingKind.ZIPF: 4.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Routing:
         kind: ``uniform``: every token draws k distinct experts, all alike; ``one_hot``: the same k experts serve every
             token, the worst that distinct ids allow; ``effective_experts``: geometric skew with that share of
             effective experts (never below k of E); ``zipf``: expert of rank r has weight r**-value.
-        value: the share in (0, 1], or the exponent in (0, 8]; None for the other kinds.
+        value: the share in (0, 1], or the exponent in (0, 4]; None for the other kinds.
     """
 
     kind: RoutingKind
@@ -61,16 +61,14 @@ def parse_routing(text: Any) -> Routing:
     except ValueError:
         known = ", ".join(kind.value for kind in RoutingKind)
         raise TuneError(f"unknown routing profile {name!r}", "routing", f"use one of: {known}") from None
-    bounds = _PARAMETRIC.get(kind)
-    if bounds is None:
+    largest = _LARGEST.get(kind)
+    if largest is None:
         if value is not None:
             raise TuneError(f"{name} takes no parameter, found {value}", "routing", f"write {name}")
         return Routing(kind=kind)
-    low, high = bounds
-    if value is None or not low < value <= high:
-        raise TuneError(
-            f"{name} needs a number in ({low:g}, {high:g}], found {value}", "routing", f"for example {name}=0.5"
-        )
+    if value is None or not 0 < value <= largest:
+        what = f"{name} needs a number in (0, {largest:g}], found {value}"
+        raise TuneError(what, "routing", f"for example {name}=0.5")
     return Routing(kind=kind, value=value)
 
 

@@ -1,0 +1,139 @@
+"""Tuning inputs that keep the layer's contract: real NVFP4 blocks, realistic scales, legal and distinct expert ids.
+
+Zeros would run at another clock than real data, and random bytes are not NVFP4: a random scale byte may be NaN, and a
+random block has no element near the top of its range. So blocks are drawn from a pool that was really quantised.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+
+from moegen.core.abi import BLOCK
+from moegen.core.enums import ActScale, Contract, OpKind, TokenDtype
+from moegen.core.package import Pipeline
+from moegen.numerics.quantize import dynamic_pair, quantize_rows
+from moegen.runtime.checkpoint import ExpertWeights, Projection
+from moegen.tune.routing import Routing, draw_ids, draw_weights
+
+_POOL = 4096
+_BLOCK_SPREAD = 0.4
+"""Standard deviation of the log of a block's magnitude, so that scale bytes span about two binades."""
+_EXPERT_SPREAD = 0.2
+_CHANNEL_SPREAD = 0.5
+_X_AMAX, _H_AMAX = 12.0, 8.0
+_RANGE = 2688.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerShape:
+    """What inputs depend on: sizes in elements, gate, bias, token dtype, and whether activation scales are static."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+    gated: bool
+    bias: bool
+    dtype: TokenDtype
+    static_scales: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenInputs:
+    """One call's tensors: ``x [T, H]``, ``topk_ids [T, k]`` int64, ``topk_weights [T, k]`` fp32, and the seed that
+    made them."""
+
+    x: torch.Tensor
+    topk_ids: torch.Tensor
+    topk_weights: torch.Tensor
+    seed: int
+
+    @property
+    def active_experts(self) -> int:
+        """Experts with at least one slot."""
+        return int(self.topk_ids.unique().numel())
+
+    def to(self, device: str) -> "TokenInputs":
+        """The same tensors on another device."""
+        return TokenInputs(
+            x=self.x.to(device),
+            topk_ids=self.topk_ids.to(device),
+            topk_weights=self.topk_weights.to(device),
+            seed=self.seed,
+        )
+
+
+def shape_of(pipeline: Pipeline) -> LayerShape:
+    """The layer that a pipeline serves."""
+    gemm1 = next(step.op for step in pipeline.steps if step.op.kind is OpKind.GEMM1)
+    scales = [step.op.act_scale for step in pipeline.steps if step.op.act_scale is not None]
+    return LayerShape(
+        experts=gemm1.experts,
+        top_k=gemm1.top_k,
+        hidden=gemm1.hidden,
+        intermediate=gemm1.intermediate,
+        gated=gemm1.gated,
+        bias=gemm1.bias,
+        dtype=gemm1.dtype,
+        static_scales=gemm1.w4a4 and (not scales or ActScale.STATIC in scales),
+    )
+
+
+def make_weights(shape: LayerShape, seed: int) -> ExpertWeights:
+    """Expert weights of about unit gain, in a checkpoint's canonical form; equal arguments give equal bytes.
+
+    Gate and up have different second-level scales, as most checkpoints do.
+    """
+    gate = _projection(shape, "gate", seed) if shape.gated else None
+    return ExpertWeights(gate=gate, up=_projection(shape, "up", seed), down=_projection(shape, "down", seed))
+
+
+def make_tokens(shape: LayerShape, tokens: int, routing: Routing, seed: int) -> TokenInputs:
+    """Hidden states with channels of different magnitude, routed by ``routing``; equal arguments give equal values."""
+    generator = _generator(seed, "x", tokens)
+    channels = torch.exp(_CHANNEL_SPREAD * torch.randn(shape.hidden, generator=_generator(seed, "channels", 0)))
+    dtype = torch.float16 if shape.dtype is TokenDtype.FP16 else torch.bfloat16
+    label = f"{routing.label}-{tokens}"
+    return TokenInputs(
+        x=(torch.randn(tokens, shape.hidden, generator=generator) * channels).to(dtype),
+        topk_ids=draw_ids(routing, tokens, shape.top_k, shape.experts, _seed(seed, "ids", label)),
+        topk_weights=draw_weights(tokens, shape.top_k, _seed(seed, "weights", label)),
+        seed=seed,
+    )
+
+
+def _projection(shape: LayerShape, name: str, seed: int) -> Projection:
+    rows, columns = (shape.hidden, shape.intermediate) if name == "down" else (shape.intermediate, shape.hidden)
+    generator = _generator(seed, name, columns)
+    codes, scales, decode = _pool(generator)
+    picked = torch.randint(_POOL, (shape.experts, rows, columns // BLOCK), generator=generator)
+    spread = torch.exp(_EXPERT_SPREAD * torch.randn(shape.experts, generator=generator))
+    amax = _H_AMAX if name == "down" else _X_AMAX
+    return Projection(
+        codes=codes[picked].flatten(-2),
+        scales=scales[picked],
+        second=decode / math.sqrt(columns) * spread,
+        input=torch.full((shape.experts,), amax / _RANGE) / spread if shape.static_scales else None,
+        bias=0.1 * torch.randn(shape.experts, rows, generator=generator) if shape.bias else None,
+    )
+
+
+def _pool(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Quantised blocks: codes ``[P, 8]``, scale bytes ``[P]``, and the decode scale under which their variance is
+    about 1."""
+    magnitude = torch.exp(_BLOCK_SPREAD * torch.randn(_POOL, 1, generator=generator))
+    blocks = torch.randn(_POOL, BLOCK, generator=generator) * magnitude
+    pair = dynamic_pair(blocks, Contract.TE)
+    quantized = quantize_rows(blocks, pair, Contract.TE)
+    return quantized.codes[:, : BLOCK // 2].contiguous(), quantized.scales[:, 0].contiguous(), float(pair[0, 1])
+
+
+def _generator(seed: int, name: str, size: int) -> torch.Generator:
+    return torch.Generator().manual_seed(_seed(seed, name, str(size)))
+
+
+def _seed(seed: int, name: str, detail: str) -> int:
+    """Independent streams for each tensor, from one seed."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}/{detail}".encode()).digest()[:7], "big")
