@@ -28,7 +28,7 @@ from torch import where as select
 from moegen.core.enums import ActivationKind, Round
 from moegen.core.errors import SpecError
 from moegen.core.ops import Activation
-from moegen.numerics.elementary import exp, scaled_silu, silu, tanh
+from moegen.numerics.elementary import divide, exp, scaled_silu, silu, tanh
 from moegen.numerics.rounding import f32, round_at
 
 SQRT_2_OVER_PI = float.fromhex("0x1.988454p-1")
@@ -94,7 +94,7 @@ def clamp(x: Tensor, limit: float) -> Tensor:
 
 def soft_bound(x: Tensor, beta: float) -> Tensor:
     """``β · tanh(x / β)``."""
-    return tanh(x / beta) * beta
+    return tanh(divide(x, beta)) * beta
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -128,7 +128,9 @@ def _constant(activation: Activation, name: str) -> float:
     value = getattr(activation, name)
     if value is None:
         needed = ", ".join(CONSTANTS[activation.kind])
-        raise SpecError(f"{activation.kind.value} needs {needed}; {name} is not given", "activation", f"set activation.{name}")
+        raise SpecError(
+            f"{activation.kind.value} needs {needed}; {name} is not given", "activation", f"set activation.{name}"
+        )
     return f32(value)
 
 

@@ -41,6 +41,7 @@ from torch import Tensor
 from moegen.core.enums import Contract
 from moegen.core.errors import TensorError
 from moegen.numerics import e2m1, e4m3
+from moegen.numerics.elementary import divide
 from moegen.numerics.rounding import to_bf16
 
 FLT_MAX = float.fromhex("0x1.fffffep+127")
@@ -80,7 +81,7 @@ def _te_scale(a: Tensor, g: Tensor, p: Tensor) -> Tensor:
 
 
 def _te_factor(s: Tensor, g: Tensor, p: Tensor) -> Tensor:
-    return finite(1.0 / (s * (1.0 / g)))
+    return finite(divide(1.0, s * divide(1.0, g)))
 
 
 def _vllm_scale(a: Tensor, g: Tensor, p: Tensor) -> Tensor:
@@ -92,15 +93,15 @@ def _vllm_factor(s: Tensor, g: Tensor, p: Tensor) -> Tensor:
 
 
 def _cutlass_factor(s: Tensor, g: Tensor, p: Tensor) -> Tensor:
-    return finite(g * (1.0 / s))
+    return finite(g * divide(1.0, s))
 
 
 def _torchao_scale(a: Tensor, g: Tensor, p: Tensor) -> Tensor:
-    return e4m3.encode(_bounded((a / 6.0) / p, e4m3.MIN_NORMAL))
+    return e4m3.encode(_bounded(divide(a, 6.0) / p, e4m3.MIN_NORMAL))
 
 
 def _torchao_factor(s: Tensor, g: Tensor, p: Tensor) -> Tensor:
-    return finite((1.0 / p) / s)
+    return finite(divide(1.0, p) / s)
 
 
 def _modelopt_scale(a: Tensor, g: Tensor, p: Tensor) -> Tensor:
@@ -117,11 +118,11 @@ def _nonzero(code: Tensor) -> Tensor:
 
 
 def _ct_scale(a: Tensor, g: Tensor, p: Tensor) -> Tensor:
-    return _nonzero(e4m3.encode(g * (a / 6.0)))
+    return _nonzero(e4m3.encode(g * divide(a, 6.0)))
 
 
 def _ct_bf16_scale(a: Tensor, g: Tensor, p: Tensor) -> Tensor:
-    observed = to_bf16(to_bf16(a).float() / 6.0).float()
+    observed = to_bf16(divide(to_bf16(a).float(), 6.0)).float()
     return _nonzero(e4m3.encode(g * observed))
 
 
@@ -145,22 +146,24 @@ def global_scale_pair(amax: Tensor, contract: Contract) -> Tensor:
     """The second-level scale that maps ``amax`` (fp32, finite, >= 0, any shape) to the top of the range.
 
     Encode first (te, vllm_rn, cutlass_rn, half_step): g = fin(2688/A), 1 where A = 0; p = 1/g. compressed_tensors:
-    g = 2688/max(A, 2^-126), 1 where that is infinite (its bf16 form divides in bf16); p = 1/g. Decode first
+    g = (1/max(A, 2^-126)) · 2688, as torch divides a number by a
+    tensor, 1 where that is infinite (in its bf16 form A and both steps are rounded to bf16); p = 1/g. Decode first
     (torchao, modelopt): p = max(A/2688, 2^-126), 1 where A = 0; g = 1/p.
 
     Returns:
         fp32 ``[*amax.shape, 2]``: (g, p).
     """
     if FORMULAS[contract].decode_first:
-        scaled = amax / RANGE
+        scaled = divide(amax, RANGE)
         return pair_from_decode(torch.where(amax == 0, 1.0, torch.where(scaled < FLT_MIN, FLT_MIN, scaled)))
     if contract is Contract.COMPRESSED_TENSORS:
-        encode = RANGE / amax.clamp(min=FLT_MIN)
+        encode = divide(1.0, amax.clamp(min=FLT_MIN)) * RANGE
         return pair_from_encode(torch.where(encode > FLT_MAX, 1.0, encode))
     if contract is Contract.COMPRESSED_TENSORS_BF16:
-        encode = to_bf16(RANGE / to_bf16(amax).float().clamp(min=FLT_MIN)).float()
+        inverse = to_bf16(divide(1.0, to_bf16(amax).float().clamp(min=FLT_MIN))).float()
+        encode = to_bf16(inverse * RANGE).float()
         return pair_from_encode(torch.where(encode > FLT_MAX, 1.0, encode))
-    return pair_from_encode(torch.where(amax == 0, 1.0, finite(RANGE / amax)))
+    return pair_from_encode(torch.where(amax == 0, 1.0, finite(divide(RANGE, amax))))
 
 
 def pair_from_decode(p: Tensor) -> Tensor:
@@ -169,13 +172,13 @@ def pair_from_decode(p: Tensor) -> Tensor:
     Raises:
         TensorError: a scale is not finite and positive, or its reciprocal is not finite.
     """
-    return _checked(torch.stack((1.0 / p.float(), p.float()), dim=-1))
+    return _checked(torch.stack((divide(1.0, p.float()), p.float()), dim=-1))
 
 
 def pair_from_encode(g: Tensor) -> Tensor:
     """(g, 1/g) of an encode scale (compressed-tensors' ``input_global_scale``): fp32 ``[*g.shape, 2]``; raises as
     :func:`pair_from_decode`."""
-    return _checked(torch.stack((g.float(), 1.0 / g.float()), dim=-1))
+    return _checked(torch.stack((g.float(), divide(1.0, g.float())), dim=-1))
 
 
 def _checked(pair: Tensor) -> Tensor:

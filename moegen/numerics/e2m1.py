@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moegen.core.abi import code_pitch
 from moegen.core.errors import TensorError
+from moegen.numerics.tensors import as_bytes
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MAX = 6.0
@@ -55,7 +56,9 @@ def pack(codes: Tensor, pitch: int | None = None) -> Tensor:
     columns = codes.shape[-1]
     width = code_pitch(columns) if pitch is None else pitch
     if columns % 2 or width < columns // 2:
-        raise TensorError(f"{columns} codes do not fit rows of {width} bytes", "e2m1.pack", "give an even K and a pitch >= K/2")
+        raise TensorError(
+            f"{columns} codes do not fit rows of {width} bytes", "e2m1.pack", "give an even K and a pitch >= K/2"
+        )
     packed = torch.zeros(*codes.shape[:-1], width, dtype=torch.uint8, device=codes.device)
     packed[..., : columns // 2] = codes[..., 0::2] | (codes[..., 1::2] << 4)
     return packed
@@ -66,10 +69,12 @@ def unpack(packed: Tensor, columns: int) -> Tensor:
     such as ``torch.float4_e2m1fn_x2``, whose bytes are read as they are.
 
     Raises:
-        TensorError: rows hold fewer than ``columns`` codes.
+        TensorError: rows hold fewer than ``columns`` codes, or elements are not one byte wide.
     """
-    data = packed if packed.dtype is torch.uint8 else packed.view(torch.uint8)
+    data = as_bytes(packed, "e2m1.unpack")
     if columns % 2 or data.shape[-1] * 2 < columns:
-        raise TensorError(f"rows of {data.shape[-1]} bytes do not hold {columns} codes", "e2m1.unpack", "pass the true K")
+        raise TensorError(
+            f"rows of {data.shape[-1]} bytes do not hold {columns} codes", "e2m1.unpack", "pass the true K"
+        )
     used = data[..., : columns // 2]
     return torch.stack((used & 0xF, used >> 4), dim=-1).flatten(-2)

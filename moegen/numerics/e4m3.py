@@ -7,6 +7,8 @@ m·2⁻⁹. Library casts are not used: they disagree with each other above 464.
 import torch
 from torch import Tensor
 
+from moegen.numerics.tensors import as_bytes
+
 MAX = 448.0
 MAX_BYTE = 0x7E
 NAN_BYTE = 0x7F
@@ -33,9 +35,12 @@ def encode(x: Tensor) -> Tensor:
 
 
 def decode(codes: Tensor) -> Tensor:
-    """Bytes (uint8, or ``torch.float8_e4m3fn``) to fp32, exactly; 0x7F and 0xFF are NaN."""
-    data = codes if codes.dtype is torch.uint8 else codes.view(torch.uint8)
-    return _DECODED.to(codes.device)[data.long()]
+    """Bytes (uint8, or ``torch.float8_e4m3fn``) to fp32, exactly; 0x7F and 0xFF are NaN.
+
+    Raises:
+        TensorError: elements are not one byte wide.
+    """
+    return _DECODED.to(codes.device)[as_bytes(codes, "e4m3.decode").long()]
 
 
 def _decode_all() -> Tensor:

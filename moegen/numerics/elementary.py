@@ -22,7 +22,8 @@ EXP_MAX = 89.0
 EXP_MIN = -104.0
 """Below, exp is less than half of the smallest subnormal."""
 EXP_POLY = tuple(
-    float.fromhex(c) for c in ("0x1.6a2434p-10", "0x1.1239e2p-7", "0x1.5558f2p-5", "0x1.555492p-3", "0x1.fffffcp-2", "1", "1")
+    float.fromhex(c)
+    for c in ("0x1.6a2434p-10", "0x1.1239e2p-7", "0x1.5558f2p-5", "0x1.555492p-3", "0x1.fffffcp-2", "1", "1")
 )
 """Minimax polynomial of exp on [-ln2/2, ln2/2], highest power first; relative error 2^-28.2."""
 TANH_SPLIT = float.fromhex("0x1.19999ap-1")
@@ -54,6 +55,20 @@ def _wide(value: Tensor | float) -> Tensor | float:
     return value.double() if isinstance(value, Tensor) else value
 
 
+def divide(numerator: Tensor | float, denominator: Tensor | float) -> Tensor:
+    """Correctly rounded fp32 quotient of two values, at least one a tensor.
+
+    torch's own operator computes ``number / tensor`` as a reciprocal times the number, and on a GPU ``tensor / number`` too.
+    """
+    like = numerator if isinstance(numerator, Tensor) else denominator
+    assert isinstance(like, Tensor)
+    return torch.div(_as_tensor(numerator, like), _as_tensor(denominator, like))
+
+
+def _as_tensor(value: Tensor | float, like: Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.full_like(like, value)
+
+
 def horner(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     """Polynomial with the highest power first, one fma a step."""
     value = torch.full_like(x, coefficients[0])
@@ -82,7 +97,7 @@ def _power_of_two(n: Tensor) -> Tensor:
 
 def sigmoid(x: Tensor) -> Tensor:
     """``1 / (1 + exp(-x))``."""
-    return 1.0 / (1.0 + exp(-x))
+    return divide(1.0, 1.0 + exp(-x))
 
 
 def silu(x: Tensor) -> Tensor:
