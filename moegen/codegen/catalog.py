@@ -7,7 +7,7 @@ from typing import Protocol
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, Value
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import OpKind, Target
+from moegen.core.enums import ActFormat, OpKind, Target
 from moegen.core.errors import SpecError
 from moegen.core.ops import OpSpec
 
@@ -96,6 +96,10 @@ class Catalog(Protocol):
     def gather_forms(self) -> tuple[bool, ...]:
         """Forms of a W4A16 gemm1, the preferred one first: True (``OpSpec.gather``) reads ``x`` through ``row_slot``,
         False reads the ``x_rows`` that a ``gather`` op wrote."""
+        ...
+
+    def rows_layouts(self, act_format: ActFormat) -> tuple[str, ...]:
+        """Orders of ``x_rows`` and ``h_rows`` (``OpSpec.rows_layout``) that whole pipelines can use, ``""`` = plain."""
         ...
 
     def weight_packs(self, op: OpSpec) -> tuple[str, ...]:

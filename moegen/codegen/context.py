@@ -77,6 +77,7 @@ class OpFacts(_Model):
     swizzled_weight_scales: bool
     public_pack: bool
     weight_pack: str
+    rows_layout: str
     bias: bool
     gather: bool
     ids_int64: bool
@@ -196,6 +197,7 @@ def op_facts(op: OpSpec) -> OpFacts:
         swizzled_weight_scales=weight_swizzled,
         public_pack=public_pack(op),
         weight_pack=op.weight_pack,
+        rows_layout=op.rows_layout,
         bias=op.bias,
         gather=op.gather,
         ids_int64=op.ids_int64,

@@ -32,7 +32,7 @@ from moegen.core.ops import Activation, Numerics, OpSpec
 
 _NUMBERS = {"experts": "e", "top_k": "k", "hidden": "h", "intermediate": "i", "row_tile": "rt"}
 _CONSTANTS = {"alpha": "alpha", "beta": "beta", "limit": "limit", "linear_beta": "lbeta"}
-_PACK = "wp_"
+_NAMES = {"weight_pack": "wp_", "rows_layout": "rl_"}
 #: (owner, field) to the word of each member; the member that is OpSpec's or Numerics' default has no word.
 _WORDS: dict[tuple[str, str], dict[Any, str]] = {
     ("op", "dtype"): {TokenDtype.FP16: "fp16"},
@@ -48,8 +48,8 @@ _WORDS: dict[tuple[str, str], dict[Any, str]] = {
     ("numerics", "contract"): {
         contract: contract.value.replace("compressed_tensors", "ct").replace("_", "") for contract in Contract
     },
-    ("numerics", "gate_round"): {Round.BF16: "gatebf"},
-    ("numerics", "pre_quant_round"): {Round.BF16: "prebf"},
+    ("numerics", "gate_round"): {Round.BF16: "gatebf16", Round.FP16: "gatefp16"},
+    ("numerics", "pre_quant_round"): {Round.BF16: "prebf16", Round.FP16: "prefp16"},
     ("numerics", "router_weight"): {RouterWeight.PRE_QUANT: "wpre", RouterWeight.INPUT: "winput"},
     ("numerics", "activation_math"): {ActivationMath.FAST: "fast"},
     ("op", "bias"): {True: "bias"},
@@ -81,7 +81,7 @@ def _op_tokens(op: OpSpec) -> list[str]:
         tokens += [word] if word else []
         if (owner, name) == ("activation", "kind") and op.activation is not None:
             tokens += _constant_tokens(op.activation)
-    return tokens + ([_PACK + op.weight_pack] if op.weight_pack else [])
+    return tokens + [prefix + getattr(op, name) for name, prefix in _NAMES.items() if getattr(op, name)]
 
 
 def _constant_tokens(activation: Activation) -> list[str]:
@@ -122,8 +122,9 @@ def parse_op(text: str) -> OpSpec:
 def _read_token(token: str) -> tuple[str, str, Any]:
     if token in _BY_WORD:
         return _BY_WORD[token]
-    if token.startswith(_PACK):
-        return "op", "weight_pack", token.removeprefix(_PACK)
+    for name, prefix in _NAMES.items():
+        if token.startswith(prefix):
+            return "op", name, token.removeprefix(prefix)
     match = _NUMBER.fullmatch(token)
     if match is None:
         raise ValueError(f"token {token!r}")

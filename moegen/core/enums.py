@@ -93,10 +93,11 @@ class Contract(str, Enum):
 
 
 class Round(str, Enum):
-    """Precision of a declared rounding point."""
+    """Precision of a rounding point. A spec declares fp32 or bf16; fp16 is what storing rows in an fp16 layer does."""
 
     FP32 = "fp32"
     BF16 = "bf16"
+    FP16 = "fp16"
 
 
 class RouterWeight(str, Enum):

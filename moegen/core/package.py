@@ -97,11 +97,15 @@ class Package:
         raise KeyError(name)
 
 
+def manifest_text(package: Package) -> str:
+    """The manifest in a stable, reviewable form."""
+    return json.dumps(json.loads(canonical_json(package)), indent=1, sort_keys=True) + "\n"
+
+
 def write_manifest(package: Package, directory: Path) -> Path:
-    """Writes the manifest in a stable, reviewable form and returns its path."""
+    """Writes the manifest and returns its path."""
     path = directory / MANIFEST
-    value = json.loads(canonical_json(package))
-    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+    path.write_text(manifest_text(package))
     return path
 
 
@@ -163,6 +167,7 @@ __all__ = [
     "Source",
     "Step",
     "TargetPackage",
+    "manifest_text",
     "package_from_json",
     "pipeline_from_json",
     "plain",

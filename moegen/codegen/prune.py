@@ -1,0 +1,96 @@
+"""Keeps a bounded, diverse set of pipelines. A ranking may order or drop candidates; it cannot invent one."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from moegen.codegen.judging import Judged, mean_log
+from moegen.codegen.pipelines import Shape
+from moegen.core.canonical import digest
+from moegen.core.ops import Numerics
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A pipeline before pruning: one legal variant per op, in launch order."""
+
+    shape: Shape
+    numerics: Numerics
+    steps: tuple[Judged, ...]
+
+    @property
+    def name(self) -> str:
+        """Mode, combine, row tile, and a digest of the step variants' names: unique within a target."""
+        tail = digest([step.name for step in self.steps], "moegen.pipeline")[:8]
+        return f"{self.shape.epilogue.value}-{self.shape.combine.value}-rt{self.shape.row_tile}-{tail}"
+
+    @property
+    def times_us(self) -> tuple[float, ...]:
+        """Sum of the steps' modelled times at each point."""
+        return tuple(sum(times) for times in zip(*(step.times_us for step in self.steps), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A candidate that stays, and why."""
+
+    candidate: Candidate
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """A candidate that the model ranked out: how much slower it is than the best, over all points."""
+
+    candidate: Candidate
+    slower: float
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Best geometric mean first; ties in the order of names."""
+    return sorted(candidates, key=lambda candidate: (mean_log(candidate.times_us), candidate.name))
+
+
+def default_of(ranked: Sequence[Candidate], declared: Numerics) -> Candidate:
+    """The best candidate whose numerics are exactly the spec's; the best of all when no mode does that rounding."""
+    return next((candidate for candidate in ranked if candidate.numerics == declared), ranked[0])
+
+
+def prune(ranked: Sequence[Candidate], default: Candidate, limit: int) -> tuple[list[Kept], list[Dropped]]:
+    """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit``.
+
+    Modes and row tiles are kept even beyond ``limit``: a measurement must be able to prove the model wrong about them.
+    """
+    kept: dict[str, Kept] = {}
+
+    def keep(candidate: Candidate, reason: str) -> None:
+        kept.setdefault(candidate.name, Kept(candidate=candidate, reason=reason))
+
+    keep(default, "default")
+    for (epilogue, combine), candidate in _best_of(ranked, lambda c: (c.shape.epilogue, c.shape.combine)).items():
+        keep(candidate, f"best of {epilogue.value}, {combine.value}")
+    for (row_tile,), candidate in _best_of(ranked, lambda c: (c.shape.row_tile,)).items():
+        keep(candidate, f"best of row tile {row_tile}")
+    for point in range(len(default.times_us)):
+        if len(kept) < limit:
+            keep(min(ranked, key=lambda c: c.times_us[point]), "best at some batch")
+    for candidate in ranked:
+        if len(kept) < limit:
+            keep(candidate, "next best")
+    best = mean_log(ranked[0].times_us)
+    dropped = [
+        Dropped(candidate=candidate, slower=mean_log(candidate.times_us) - best)
+        for candidate in ranked
+        if candidate.name not in kept
+    ]
+    return list(kept.values()), dropped
+
+
+def _best_of(ranked: Sequence[Candidate], key: Callable[[Candidate], Key]) -> dict[Key, Candidate]:
+    best: dict[Key, Candidate] = {}
+    for candidate in ranked:
+        best.setdefault(key(candidate), candidate)
+    return best
