@@ -58,14 +58,18 @@ def _existing(loc: tuple[int | str, ...], data: Any) -> FieldPath:
     """The part of a pydantic location that is a path in the file: union member names are left out."""
     field: list[str | int] = []
     for index, part in enumerate(loc):
-        if isinstance(data, dict) and part in data:
-            data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+        if _holds(data, part):
             data = data[part]
         elif not (index == len(loc) - 1 and isinstance(part, str) and isinstance(data, dict) and part[0] not in "(["):
             continue
         field.append(part)
     return tuple(field)
+
+
+def _holds(data: Any, part: int | str) -> bool:
+    if isinstance(data, dict):
+        return part in data
+    return isinstance(data, list) and isinstance(part, int) and part < len(data)
 
 
 def _explain(item: Any, field: FieldPath, data: dict[str, Any]) -> tuple[str, str]:
