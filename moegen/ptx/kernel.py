@@ -1,0 +1,217 @@
+"""An entry made executable: lowered instructions, joined to Python functions a basic block at a time.
+
+Two versions exist of every instruction: ``full`` runs where all 32 lanes are active and plain assignment does, ``part`` where
+a mask applies. Runs of pure instructions become one function, compiled when first reached.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moegen.ptx import registry
+from moegen.ptx.dtypes import ALL, Mask
+from moegen.ptx.emit import Branch, Effect, Emit, Exit, Lowered, Pure, Slots
+from moegen.ptx.errors import UnknownInstruction
+from moegen.ptx.program import Entry, Instruction
+
+if TYPE_CHECKING:
+    from moegen.ptx.warp import Warp
+
+Step = Callable[["Warp"], int | None]
+
+#: Signals that a step returns instead of the next instruction index.
+BLOCK = -1  # not done: try again later
+YIELD = -2  # done; let another warp run
+SWITCH = -3  # the warp's groups were rewritten: reload
+FINISH = -4  # done, and the active lanes have exited
+
+TRUE_BYTES = ALL.tobytes()
+FALSE_BYTES = bytes(32)
+
+
+class Kernel:
+    """An executable entry.
+
+    Attributes:
+        entry: as parsed.
+        slots: constant part of the register list.
+        full, part: one step per instruction index, for all lanes and under ``warp.mask``.
+        lengths: instructions that the step at an index covers.
+    """
+
+    def __init__(self, entry: Entry, file: str, namespace: dict[str, Any]) -> None:
+        self.entry = entry
+        self.file = file
+        self.slots = Slots(len(entry.registers))
+        self.namespace = dict(namespace)
+        self.items: list[Instruction] = entry.instructions
+        self.lowered = [self._lower(item) for item in self.items]
+        count = len(self.items)
+        self.lengths = [1] * count
+        self.full: list[Step] = [self._lazy(index, full=True) for index in range(count)]
+        self.part: list[Step] = [self._lazy(index, full=False) for index in range(count)]
+        end = self._end(count)
+        self.full.append(end)
+        self.part.append(end)
+        self.lengths.append(0)
+
+    def _lower(self, item: Instruction) -> Lowered:
+        builder = registry.find(item.opcode)
+        if builder is None:
+            raise UnknownInstruction(
+                f"{item.opcode} is not implemented: {item.text}",
+                f"{self.file}:{item.line}",
+                "implement it in moegen/ptx (docs/ptx.md, 'How to add an instruction')",
+            )
+        emit = Emit(self.entry, item, self.slots, self.namespace)
+        lowered = builder(emit)
+        emit.done()
+        return lowered
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def _lazy(self, index: int, full: bool) -> Step:
+        def first(w: "Warp") -> int | None:
+            step = self._build(index, full)
+            (self.full if full else self.part)[index] = step
+            return step(w)
+
+        return first
+
+    def _build(self, index: int, full: bool) -> Step:
+        lowered, item = self.lowered[index], self.items[index]
+        if isinstance(lowered, Pure):
+            return self._run_of_pure(index, full)
+        if isinstance(lowered, Branch):
+            return self._branch(index, lowered.target, item, full)
+        if isinstance(lowered, Exit):
+            return self._exit(index, item)
+        return self._effect(lowered, item, full)
+
+    def _end(self, index: int) -> Step:
+        def end(w: "Warp") -> int:
+            w.retire(w.mask)
+            return FINISH
+
+        return end
+
+    def _effect(self, lowered: Effect, item: Instruction, full: bool) -> Step:
+        run = lowered.run
+        if item.guard is None:
+            if full:
+                return lambda w: run(w, ALL)
+            return lambda w: run(w, w.mask)
+        guard, negated = item.guard.index, item.guard_negated
+
+        def guarded(w: "Warp") -> int | None:
+            mask: Mask = ~w.R[guard] if negated else w.R[guard]
+            if not full:
+                mask = mask & w.mask
+            packed = mask.tobytes()
+            if packed == FALSE_BYTES:
+                return None
+            return run(w, ALL if packed == TRUE_BYTES else mask)
+
+        return guarded
+
+    def _branch(self, index: int, target: int, item: Instruction, full: bool) -> Step:
+        if item.guard is None:
+            return lambda w: target
+        guard, negated, after = item.guard.index, item.guard_negated, index + 1
+        if full:
+            always, never = (FALSE_BYTES, TRUE_BYTES) if negated else (TRUE_BYTES, FALSE_BYTES)
+
+            def uniform(w: "Warp") -> int:
+                taken = w.R[guard]
+                packed = taken.tobytes()
+                if packed == always:
+                    return target
+                if packed == never:
+                    return after
+                w.split(target, ~taken if negated else taken, after)
+                return SWITCH
+
+            return uniform
+
+        def masked(w: "Warp") -> int:
+            taken = (~w.R[guard] if negated else w.R[guard]) & w.mask
+            if not taken.any():
+                return after
+            if (taken == w.mask).all():
+                return target
+            w.split(target, taken, after)
+            return SWITCH
+
+        return masked
+
+    def _exit(self, index: int, item: Instruction) -> Step:
+        guard = item.guard
+
+        def leave(w: "Warp") -> int | None:
+            mask = w.mask
+            if guard is not None:
+                mask = mask & (~w.R[guard.index] if item.guard_negated else w.R[guard.index])
+                if not mask.any():
+                    return None
+            w.pc = index + 1
+            w.retire(mask)
+            return FINISH
+
+        return leave
+
+    def _run_of_pure(self, start: int, full: bool) -> Step:
+        stop = start + 1
+        while stop < len(self.lowered) and isinstance(self.lowered[stop], Pure) and stop not in self.entry.leaders:
+            stop += 1
+        lines = ["def step(w):", " R = w.R"] if full else ["def step(w):", " R = w.R; a = w.mask"]
+        for index in range(start, stop):
+            lines += self._pure_lines(index, full)
+        lines.append(f" return {stop}")
+        self.lengths[start] = stop - start
+        return self._compile("\n".join(lines), start)
+
+    def _pure_lines(self, index: int, full: bool) -> list[str]:
+        lowered, item = self.lowered[index], self.items[index]
+        assert isinstance(lowered, Pure)
+        mask = None if full else "a"
+        lines = [f" {line}" for line in lowered.setup.splitlines()]
+        if item.guard is not None:
+            guard = f"~R[{item.guard.index}]" if item.guard_negated else f"R[{item.guard.index}]"
+            lines.append(f" m = {guard}" if full else f" m = a & {guard}")
+            mask = "m"
+        if len(lowered.outs) == 1:
+            slot, expression = lowered.outs[0]
+            lines.append(f" R[{slot}] = {self._merge(mask, expression, slot)}")
+        else:
+            # All results are computed before any is stored: a destination may be a source too.
+            names = [f"o{k}" for k in range(len(lowered.outs))]
+            lines += [f" {name} = {expression}" for name, (_, expression) in zip(names, lowered.outs, strict=True)]
+            lines += [
+                f" R[{slot}] = {self._merge(mask, name, slot)}"
+                for name, (slot, _) in zip(names, lowered.outs, strict=True)
+            ]
+        return lines
+
+    @staticmethod
+    def _merge(mask: str | None, expression: str, slot: int) -> str:
+        return expression if mask is None else f"where({mask}, {expression}, R[{slot}])"
+
+    def _compile(self, source: str, index: int) -> Step:
+        scope: dict[str, Any] = {}
+        code = compile(source, f"<{self.entry.name} from line {self.items[index].line}>", "exec")
+        exec(code, self.namespace, scope)
+        return scope["step"]
+
+
+def base_namespace() -> dict[str, Any]:
+    """Names that generated code may use."""
+    from moegen.ptx import lanes
+
+    names: dict[str, Any] = {name: getattr(lanes, name) for name in lanes.__all__}
+    names["where"] = np.where
+    for bits in (8, 16, 32, 64):
+        names[f"U{bits // 8}"] = np.dtype(f"u{bits // 8}")
+        names[f"I{bits // 8}"] = np.dtype(f"i{bits // 8}")
+    names.update(F2=np.dtype("f2"), F4=np.dtype("f4"), F8=np.dtype("f8"), B1=np.dtype("?"))
+    return names

@@ -1,0 +1,81 @@
+"""What a run executed: instructions per opcode and per role, bytes per memory space."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moegen.ptx.kernel import Kernel
+    from moegen.ptx.state import Grid, Machine
+
+#: Opcode prefixes that tell what a warp is for, the most telling first.
+_ROLES = (
+    ("mma", ("tcgen05.mma", "wgmma.mma_async", "mma.sync")),
+    ("load", ("cp.async.bulk.tensor", "cp.async")),
+    ("epilogue", ("tcgen05.ld", "st.global", "red.global")),
+)
+
+
+@dataclass
+class Stats:
+    """Counts of one run.
+
+    Attributes:
+        opcodes: warp-instructions executed per opcode.
+        roles: per kernel and role (``load``, ``mma``, ``epilogue``, ``other``), warps of that role and instructions per opcode.
+        bytes_moved: bytes per memory space and direction, such as ``global read``.
+        steps: scheduler steps (a run of register-only instructions is one).
+        asynchronous: asynchronous operations executed.
+    """
+
+    opcodes: Counter[str] = field(default_factory=Counter)
+    roles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bytes_moved: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    asynchronous: int = 0
+
+    @property
+    def instructions(self) -> int:
+        """Warp-instructions executed."""
+        return sum(self.opcodes.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "instructions": self.instructions,
+            "opcodes": dict(self.opcodes.most_common()),
+            "roles": self.roles,
+            "bytes": self.bytes_moved,
+            "steps": self.steps,
+            "asynchronous": self.asynchronous,
+        }
+
+
+def role_of(opcodes: Counter[str]) -> str:
+    """What a warp did, from the opcodes it executed."""
+    for role, prefixes in _ROLES:
+        if any(op.startswith(prefixes) for op in opcodes):
+            return role
+    return "other"
+
+
+def _per_opcode(kernel: "Kernel", counts: Any) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for index in counts.nonzero()[0].tolist():
+        for item in kernel.items[index : index + kernel.lengths[index]]:
+            total[item.opcode] += int(counts[index])
+    return total
+
+
+def collect(machine: "Machine", grids: "list[Grid]") -> Stats:
+    """Gathers the counts of finished grids."""
+    stats = Stats(steps=machine.steps, asynchronous=machine.engine.done, bytes_moved=dict(machine.bytes_moved))
+    for grid in grids:
+        for warp, counts in sorted(grid.counts.items()):
+            opcodes = _per_opcode(grid.kernel, counts)
+            stats.opcodes.update(opcodes)
+            role = f"{grid.kernel.entry.name}/{role_of(opcodes)}"
+            entry = stats.roles.setdefault(role, {"warps": [], "opcodes": Counter()})
+            entry["warps"].append(warp)
+            entry["opcodes"].update(opcodes)
+    return stats
