@@ -1,8 +1,8 @@
 """Schedules of the CPU target: how a grouped gemm is cut into tasks, panels and inner loops.
 
-A gemm task is one tile of rows times ``cols`` weight rows. It decodes ``k_chunk`` elements of K at a time into fp32 panels and
-multiplies up to four rows by ``unroll`` weight rows in registers (``templates/cpu/device/gemm.h``). The other ops stream
-rows and have nothing to choose.
+A gemm task is one tile of rows times ``cols`` weight rows. It decodes ``k_chunk`` elements of K at a time into fp32
+panels and multiplies up to four rows by ``unroll`` weight rows in registers (``templates/cpu/device/gemm.h``). The other
+ops stream rows and have nothing to choose.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
 from moegen.core.abi import BLOCK, code_pitch, round_up
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import ActScale, Epilogue, OpKind, ScaleLayout, Target
+from moegen.core.enums import ActFormat, ActScale, Epilogue, OpKind, ScaleLayout, Target
 from moegen.core.errors import SpecError
 from moegen.core.ops import OpSpec
 
@@ -46,8 +46,8 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
     "unroll": (1, 2, 4),
 }
 
-# Nanoseconds of one core of a 2.6 GHz x86-64 server (AVX2 code), measured with benchmarks/cpu/epilogues.py and single-variant
-# runs at H = 2048, I = 768. They rank candidates; no report shows them.
+# Nanoseconds of one core of a 2.6 GHz x86-64 server (AVX2 code), measured at H = 2048, I = 768. They rank candidates;
+# no report shows them.
 DECODE_NS = 0.09
 """One E2M1 code times its scale, into a panel."""
 MULTIPLY_NS: Mapping[tuple[int, int], float] = {
@@ -75,7 +75,7 @@ QUANTIZE_NS = 1.0
 """One value of a stand-alone quantiser."""
 STACK_BYTES = 512 << 10
 """Most a task may keep on its thread's stack; OpenMP threads have a few MiB."""
-COMMON = ("sizes.h", "arguments.h", "token.h")
+COMMON = ("arguments.h", "ffi.h", "sizes.h", "token.h")
 LIBRARY: Mapping[OpKind, tuple[str, ...]] = {
     OpKind.ROUTE: ("route.h",),
     OpKind.QUANTIZE: ("grouping.h", "quantize.h"),
@@ -167,6 +167,14 @@ class CpuCatalog:
                 f"rows {sorted(map(str, found))} hold no row tile", "schedules.cpu.rows", "use positive numbers"
             )
         return tiles
+
+    def gather_forms(self) -> tuple[bool, ...]:
+        """A gemm1 that reads ``x`` through ``row_slot``: a gather of its own only adds traffic on a CPU."""
+        return (True,)
+
+    def rows_layouts(self, act_format: ActFormat) -> tuple[str, ...]:
+        """Plain rows only."""
+        return ("",)
 
     def weight_packs(self, op: OpSpec) -> tuple[str, ...]:
         """The public pack alone."""

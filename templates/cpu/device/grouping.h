@@ -18,10 +18,11 @@ struct Tile {
 /// Positions in `totals`.
 enum Total : Index { kTiles = 0, kPaddedRows = 1, kValidSlots = 2, kActiveExperts = 3 };
 
+/// Refuses index buffers that `route` did not write for this call.
 inline void demand(bool holds, const char* name, Index position, Index found, const char* expected) {
   if (!holds) {
-    TVM_FFI_THROW(ValueError) << name << "[" << position << "]: found " << found << ", expected " << expected
-                              << "; run `route` on this call's ids first";
+    throw Refusal() << name << "[" << position << "]: found " << found << ", expected " << expected
+                    << "; run `route` on this call's ids first";
   }
 }
 

@@ -1,10 +1,7 @@
 // Grouping of slots by expert: one pass to count, one to place.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
-#include <vector>
 
 #include "arguments.h"
 #include "grouping.h"
@@ -24,6 +21,12 @@ struct RouteBuffers {
 
 inline constexpr Index kNoExpert = -1;
 
+inline void fill(std::int32_t* target, Index count, Index value) {
+  for (Index i = 0; i < count; ++i) {
+    target[i] = static_cast<std::int32_t>(value);
+  }
+}
+
 /// Expert of this rank that `id` names, or kNoExpert. Unsigned, so that no id overflows.
 template <class Id>
 Index local_expert(Id id, Index first_expert, Index experts) {
@@ -35,33 +38,33 @@ Index local_expert(Id id, Index first_expert, Index experts) {
 template <class Dimensions>
 void expect_capacity(const Dimensions& dims, Index row_tile) {
   const Index needed = row_capacity(dims.T, dims.k, dims.E, row_tile);
-  constexpr Index most = std::numeric_limits<std::int32_t>::max();
+  constexpr Index most = INT32_MAX;
   if (dims.R < needed || dims.R > most || dims.TK > most) {
-    TVM_FFI_THROW(ValueError) << "row_slot: found " << dims.R << " rows for " << dims.TK << " slots, expected " << needed
-                              << " to " << most;
+    throw Refusal() << "row_slot: found " << dims.R << " rows for " << dims.TK << " slots, expected " << needed << " to "
+                    << most;
   }
 }
 
 /// Fills every buffer whole. Rows of an expert keep ascending slot order and start at a multiple of `RowTile`.
 template <Index Experts, Index RowTile, class Id>
 void route_slots(const Id* topk_ids, Index slots, Index first_expert, Index row_capacity, const RouteBuffers& out) {
-  std::fill_n(out.expert_rows, Experts, 0);
-  std::fill_n(out.row_slot, row_capacity, -1);
-  std::fill_n(out.tile_expert, row_capacity / RowTile, -1);
+  fill(out.expert_rows, Experts, 0);
+  fill(out.row_slot, row_capacity, -1);
+  fill(out.tile_expert, row_capacity / RowTile, -1);
   for (Index slot = 0; slot < slots; ++slot) {
     const Index expert = local_expert(topk_ids[slot], first_expert, Experts);
     if (expert != kNoExpert) {
       ++out.expert_rows[expert];
     }
   }
-  std::vector<Index> next_row(Experts);
+  Index next_row[Experts];
   Index row = 0;
   Index valid = 0;
   Index active = 0;
   for (Index expert = 0; expert < Experts; ++expert) {
     const Index size = round_up(out.expert_rows[expert], RowTile);
     out.expert_offsets[expert] = static_cast<std::int32_t>(row);
-    std::fill_n(out.tile_expert + row / RowTile, size / RowTile, static_cast<std::int32_t>(expert));
+    fill(out.tile_expert + row / RowTile, size / RowTile, expert);
     next_row[expert] = row;
     row += size;
     valid += out.expert_rows[expert];
