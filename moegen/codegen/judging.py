@@ -69,7 +69,7 @@ class Judge:
     def judged(self, op: OpSpec) -> tuple[Judged, ...]:
         """Every schedule that the catalog proposes for ``op``, in its order."""
         if op not in self._judged:
-            schedules = self.catalog.schedules(op, self.device, self.choice) if self.serves(op) else ()
+            schedules = self.catalog.schedules(op, self.device, self.choice)
             self._judged[op] = tuple(self._judge(op, schedule) for schedule in schedules)
         return self._judged[op]
 

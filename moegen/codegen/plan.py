@@ -147,14 +147,12 @@ def _refused_modes(spec: LayerSpec) -> list[tuple[str, str]]:
 def _without_pipelines(judge: Judge, shapes: list[Shape], rejected: list[tuple[str, str]]) -> TargetPlan:
     """A target that lacks an op still generates the ops that it has, for one row tile, so that they are built."""
     row_tile = max(shape.row_tile for shape in shapes)
-    ops = {
-        op: None
-        for shape in shapes
-        if shape.row_tile == row_tile
-        for op in pipeline_ops(judge.spec, shape)
-        if judge.serves(op)
-    }
-    loose = tuple(judged.variant for op in ops for judged in judge.best(op, 1))
+    loose: dict[str, Variant] = {}
+    for shape in shapes:
+        for op in pipeline_ops(judge.spec, shape):
+            best = judge.best(op, 1)
+            if shape.row_tile == row_tile and judge.serves(op):
+                loose |= {judged.name: judged.variant for judged in best}
     return TargetPlan(
         target=judge.catalog.target,
         device=judge.device,
@@ -164,7 +162,7 @@ def _without_pipelines(judge: Judge, shapes: list[Shape], rejected: list[tuple[s
         judged=judge.all_judged(),
         kept=(),
         dropped=(),
-        loose=loose,
+        loose=tuple(loose.values()),
         rejected=tuple(rejected),
         notes=_notes(judge.spec),
     )

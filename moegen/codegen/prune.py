@@ -1,5 +1,6 @@
 """Keeps a bounded, diverse set of pipelines. A ranking may order or drop candidates; it cannot invent one."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -40,7 +41,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """A candidate that the model ranked out: how much slower it is than the best, over all points."""
+    """A candidate that the model ranked out: natural logarithm of how much slower than the best, over all points."""
 
     candidate: Candidate
     slower: float
@@ -60,11 +61,13 @@ def default_of(ranked: Sequence[Candidate], declared: Numerics) -> Candidate:
 
 
 def prune(ranked: Sequence[Candidate], default: Candidate, limit: int) -> tuple[list[Kept], list[Dropped]]:
-    """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit``.
+    """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit`` from all groups in turn.
 
+    Row tiles and points are looked for in the default's numerics class, since tuning compares pipelines of one class.
     Modes and row tiles are kept even beyond ``limit``: a measurement must be able to prove the model wrong about them.
     """
     kept: dict[str, Kept] = {}
+    rivals = [candidate for candidate in ranked if candidate.numerics == default.numerics]
 
     def keep(candidate: Candidate, reason: str) -> None:
         kept.setdefault(candidate.name, Kept(candidate=candidate, reason=reason))
@@ -72,14 +75,14 @@ def prune(ranked: Sequence[Candidate], default: Candidate, limit: int) -> tuple[
     keep(default, "default")
     for (epilogue, combine), candidate in _best_of(ranked, lambda c: (c.shape.epilogue, c.shape.combine)).items():
         keep(candidate, f"best of {epilogue.value}, {combine.value}")
-    for (row_tile,), candidate in _best_of(ranked, lambda c: (c.shape.row_tile,)).items():
+    for row_tile, candidate in _best_of(rivals, lambda c: c.shape.row_tile).items():
         keep(candidate, f"best of row tile {row_tile}")
     for point in range(len(default.times_us)):
         if len(kept) < limit:
-            keep(min(ranked, key=lambda c: c.times_us[point]), "best at some batch")
-    for candidate in ranked:
+            keep(min(rivals, key=lambda c: c.times_us[point]), "best at some batch")
+    for candidate in _in_turn(rivals) + _in_turn(ranked):
         if len(kept) < limit:
-            keep(candidate, "next best")
+            keep(candidate, "next best of its mode and row tile")
     best = mean_log(ranked[0].times_us)
     dropped = [
         Dropped(candidate=candidate, slower=mean_log(candidate.times_us) - best)
@@ -87,6 +90,17 @@ def prune(ranked: Sequence[Candidate], default: Candidate, limit: int) -> tuple[
         if candidate.name not in kept
     ]
     return list(kept.values()), dropped
+
+
+def _in_turn(ranked: Sequence[Candidate]) -> list[Candidate]:
+    """The best of each (mode, row tile) in order of rank, then the second best of each, and so on."""
+    seen: Counter[tuple[str, int]] = Counter()
+    turns: list[tuple[int, int, Candidate]] = []
+    for place, candidate in enumerate(ranked):
+        group = (candidate.shape.epilogue.value, candidate.shape.row_tile)
+        turns.append((seen[group], place, candidate))
+        seen[group] += 1
+    return [candidate for _, _, candidate in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def _best_of(ranked: Sequence[Candidate], key: Callable[[Candidate], Key]) -> dict[Key, Candidate]:

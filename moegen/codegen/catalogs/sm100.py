@@ -1,0 +1,131 @@
+"""Schedules of the Blackwell targets (sm_100a and sm_103a share kernels; objects are built for each)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moegen.codegen.catalog import LEGAL, Choice, Scratch, Verdict, chosen_values, illegal, judge
+from moegen.codegen.catalogs import blockscaled
+from moegen.codegen.cost import gemm_bytes, gemm_flops, roofline_us, stream_bytes, wave_occupancy
+from moegen.codegen.load import Load
+from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
+from moegen.core.abi import BLOCK, code_pitch, round_up
+from moegen.core.devices import DeviceFacts
+from moegen.core.enums import ActFormat, OpKind, ScaleLayout, Target
+from moegen.core.ops import OpSpec
+
+PACK = "rows8"
+"""The tensor core reads codes and 128x4 scales as they are, so the public pack serves."""
+MAX_THREADS = 1024
+WARP = 32
+AUTO_GEMM: Mapping[str, tuple[Value, ...]] = {
+    "rows": (128, 256),
+    "cols": (8, 16, 32, 64, 128, 192, 256),
+    "k": (128, 256),
+    "stages": (3, 4, 6),
+    "acc_stages": (1, 2),
+    "cta_group": (1, 2),
+    "swap_ab": (False, True),
+}
+AUTO_ROWS: Mapping[str, tuple[Value, ...]] = {"threads": (128, 256)}
+
+
+@dataclass(frozen=True)
+class Sm100Catalog:
+    """What a Blackwell target offers; see :class:`moegen.codegen.catalog.Catalog`.
+
+    Kernels exist for ``quantize`` alone, so :meth:`families` names no gemm family and no pipeline is offered. The space
+    of gemm schedules is judged all the same: ``moegen plan --why`` shows which tiles a geometry leaves and why.
+    """
+
+    target: Target
+
+    @property
+    def gemm(self) -> ScheduleFamily:
+        """Schedules of the block-scaled gemms."""
+        return blockscaled.family(self.target)
+
+    @property
+    def rows(self) -> ScheduleFamily:
+        """Schedules of row-wise ops: each thread takes one block of 16 at a time."""
+        return ScheduleFamily(
+            target=self.target,
+            name="rows",
+            kinds=(OpKind.QUANTIZE,),
+            fields=(ScheduleField(name="threads", tag="t", doc="threads of a CTA, each with one block of 16"),),
+        )
+
+    def families(self, kind: OpKind) -> tuple[ScheduleFamily, ...]:
+        """Row-wise kernels; there is none for the gemms."""
+        return (self.rows,) if kind in self.rows.kinds else ()
+
+    def row_tiles(self, choice: Choice) -> tuple[int, ...]:
+        """Token tiles of the gemm schedules; raises SpecError as :func:`chosen_values`."""
+        return tuple(sorted({blockscaled.token_tile(schedule) for schedule in self._gemm_space(choice)}))
+
+    def gather_forms(self) -> tuple[bool, ...]:
+        """W4A16 rows are gathered by an op of their own: bulk copies need rows in order."""
+        return (False,)
+
+    def rows_layouts(self, act_format: ActFormat) -> tuple[str, ...]:
+        """Plain rows."""
+        return ("",)
+
+    def weight_packs(self, op: OpSpec) -> tuple[str, ...]:
+        """The public pack."""
+        return (PACK,)
+
+    def pack_bytes(self, op: OpSpec) -> int:
+        """Codes with their pitch, scales with their layout's padding, of all experts."""
+        columns = op.k // BLOCK
+        swizzled = op.weight_scale_layout is ScaleLayout.SWIZZLE_128X4
+        scales = round_up(op.n, 128) * round_up(columns, 4) if swizzled else op.n * columns
+        return op.experts * (op.n * code_pitch(op.k) + scales)
+
+    def schedules(self, op: OpSpec, device: DeviceFacts, choice: Choice) -> tuple[Schedule, ...]:
+        """Gemm schedules at the op's token tile, or every CTA size of a row-wise op."""
+        if op.kind in self.gemm.kinds:
+            return tuple(
+                schedule for schedule in self._gemm_space(choice) if blockscaled.token_tile(schedule) == op.row_tile
+            )
+        return expand(self.rows, AUTO_ROWS) if op.kind in self.rows.kinds else ()
+
+    def _gemm_space(self, choice: Choice) -> tuple[Schedule, ...]:
+        spaces = chosen_values(self.gemm, AUTO_GEMM, choice)
+        return tuple(dict.fromkeys(schedule for values in spaces for schedule in expand(self.gemm, values)))
+
+    def verdict(self, op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+        """Whether a schedule of either family can serve ``op``."""
+        if schedule.family == self.gemm:
+            return judge(blockscaled.PREDICATES, op, schedule, device)
+        threads = schedule.number("threads")
+        if threads < WARP or threads > MAX_THREADS or threads % WARP:
+            return illegal("threads", "a CTA has whole warps", threads=threads, most=MAX_THREADS)
+        return LEGAL
+
+    def time_us(self, op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
+        """Roofline over the tiles' waves for a gemm, memory traffic for the rest, and one launch."""
+        if op.kind not in self.gemm.kinds:
+            return roofline_us(device, stream_bytes(op, load), 0.0)
+        weights = schedule.number("rows" if schedule["swap_ab"] else "cols")
+        tasks = load.tiles * -(-op.n // weights)
+        occupancy = wave_occupancy(tasks, device.cores // schedule.number("cta_group"))
+        return roofline_us(device, gemm_bytes(op, load), gemm_flops(op, load), occupancy)
+
+    def template(self, op: OpSpec, schedule: Schedule) -> str:
+        """One template per op."""
+        return f"sm_100a/{op.kind.value}.py.j2"
+
+    def includes(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
+        """None: templates import device modules by name."""
+        return ()
+
+    def scratch(self, op: OpSpec, schedule: Schedule) -> Scratch:
+        """None."""
+        return Scratch()
+
+    def options(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
+        """Nothing beyond the toolchain's own."""
+        return ()
+
+
+CATALOGS = {target: Sm100Catalog(target=target) for target in (Target.SM_100A, Target.SM_103A)}
