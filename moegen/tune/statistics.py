@@ -26,6 +26,11 @@ class Timing:
     rounds: int
 
     @property
+    def has_interval(self) -> bool:
+        """True when there were rounds enough for an interval."""
+        return math.isfinite(self.ci_us)
+
+    @property
     def relative_ci(self) -> float:
         """``ci_us`` over the median."""
         return self.ci_us / self.median_us if self.median_us > 0 else math.inf

@@ -6,15 +6,79 @@ import sys
 import time
 from typing import Any
 
+HIDDEN = 80
+
 
 class FakeSubject:
-    """Answers like a real subject, from behaviours given by candidate name."""
+    """Plays a package whose pipelines behave as ``behaviours`` says.
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
+    Args:
+        times_us: pipeline → microseconds of a call, or of each step when asked for steps.
+        behaviours: pipeline → ``nan``, ``wrong_row``, ``die``, ``hang``, ``hoard``, ``raise``, ``bad_timer``, with
+            ``check:`` or ``sample:`` before it for the request in which it shows.
+        artifacts: variant → digest.
+    """
+
+    def __init__(
+        self,
+        times_us: dict[str, float],
+        behaviours: dict[str, str] | None = None,
+        artifacts: dict[str, str] | None = None,
+    ) -> None:
+        self._times_us = times_us
+        self._behaviours = behaviours or {}
+        self._artifacts = artifacts or {}
+
+    def describe(self) -> dict[str, Any]:
+        environment = {"device": "fake", "target": "cpu", "arch": "x86-64-v3", "cores": 2, "l2_bytes": 1 << 20}
+        return {"environment": environment, "built": list(self._times_us), "artifacts": self._artifacts}
+
+    def spread(self, tokens: int, routing: str, seed: int) -> dict[str, Any]:
+        return {"active_experts": min(7, tokens), "effective_experts": 1.0}
+
+    def check(self, pipeline: str, tokens: int, routing: str, seed: int) -> dict[str, Any]:
+        # Imported where needed: most tests of the worker start many processes that never check anything.
+        import torch
+
+        from moegen.tune.gate import gate_tolerance, judge
+
+        behaviour = self._act(pipeline, "check")
+        reference = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(seed))
+        output = reference.clone()
+        if behaviour == "nan":
+            output[tokens // 2, 17] = float("nan")
+        if behaviour == "wrong_row":
+            output[tokens // 2] = output[0] + 1
+        verdict = judge(output, reference, gate_tolerance(w4a4=True, intermediate=48), seed=seed)
+        return {
+            "passed": verdict.passed,
+            "reason": verdict.reason,
+            "err_max": verdict.row_error,
+            "err_rel": verdict.layer_error,
+        }
+
+    def sample(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
+        behaviour = self._act(pipeline, "sample")
+        time_us = float("nan") if behaviour == "bad_timer" else self._times_us[pipeline]
+        return {"us": [time_us] * calls, "clock_mhz": 1980.0}
+
+    def sample_steps(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
+        self._act(pipeline, "sample")
+        return {"us": [[self._times_us[pipeline] / 2] * calls] * 2}
+
+    def _act(self, pipeline: str, request: str) -> str:
+        when, _, behaviour = self._behaviours.get(pipeline, "").rpartition(":")
+        if when not in ("", request):
+            return ""
+        if behaviour in ("die", "hang", "hoard", "refuse"):
+            getattr(self, behaviour)()
+        return behaviour
 
     def echo(self, value: Any) -> Any:
         return value
+
+    def pid(self) -> int:
+        return os.getpid()
 
     def noisy(self) -> str:
         """Writes where the protocol must not live."""
@@ -37,14 +101,15 @@ class FakeSubject:
     def refuse(self) -> None:
         raise ValueError("no such schedule")
 
-    def hoard(self) -> int:
-        return len(bytearray(1 << 60))
+    def hoard(self) -> None:
+        """Ten times the memory that is free, as torch would ask for it."""
+        import torch
 
-    def pid(self) -> int:
-        return os.getpid()
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        torch.empty(max(10 * free, 1 << 46), dtype=torch.uint8)
 
 
 def make_fake(**options: Any) -> FakeSubject:
-    if options.get("broken"):
+    if options.pop("broken", False):
         raise RuntimeError("no device here")
-    return FakeSubject(options)
+    return FakeSubject(**{"times_us": {}, **options})

@@ -1,0 +1,117 @@
+"""One point of a session: gate, ops, finals. Nothing is timed that has not passed the gate."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from moegen.core.enums import OpKind
+from moegen.core.ops import Numerics
+from moegen.core.package import Pipeline
+from moegen.store.trials import TrialStatus
+from moegen.tune.measure import CandidateFailed, Measured, race
+from moegen.tune.policy import MeasurePolicy
+from moegen.tune.statistics import Timing, summarise
+from moegen.tune.subject import Bench, Checked
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpTiming:
+    """One op's variant timed alone, within a pipeline that passed the gate."""
+
+    kind: OpKind
+    variant: str
+    timing: Timing
+
+
+@dataclass(kw_only=True)
+class PointFindings:
+    """Everything learnt at one point: the gate's outcome and the race's result by pipeline, op timings by variant."""
+
+    checked: dict[str, Checked] = field(default_factory=dict)
+    measured: dict[str, Measured] = field(default_factory=dict)
+    ops: dict[str, OpTiming] = field(default_factory=dict)
+
+
+def explore(
+    bench: Bench,
+    pipelines: Sequence[Pipeline],
+    defaults: dict[Numerics, str],
+    policy: MeasurePolicy,
+    say: Callable[[str], None] = lambda _: None,
+) -> PointFindings:
+    """Gates and times the candidates of one point.
+
+    When there are more pipelines than finalists, ops come first: a few pipelines that cover every variant are timed
+    step by step, and the sums choose the finalists. Each numerics class runs a race of its own.
+    """
+    found = PointFindings()
+    if len(pipelines) > policy.finalists + len(defaults):
+        say("ops")
+        _time_ops(bench, covering(pipelines), policy, found)
+    finalists = choose_finalists(pipelines, found.ops, defaults, policy.finalists)
+    say("gate")
+    sound = [pipeline for pipeline in finalists if _passes(bench, pipeline, found)]
+    say("race")
+    for numerics, default in defaults.items():
+        names = [pipeline.name for pipeline in sound if pipeline.numerics == numerics]
+        for measured in race(names, bench.sample, policy, pinned={default}):
+            found.measured[measured.candidate] = measured
+    return found
+
+
+def covering(pipelines: Sequence[Pipeline]) -> list[Pipeline]:
+    """Few pipelines that together use every variant (greedy set cover, ties to the earlier)."""
+    missing = {step.variant for pipeline in pipelines for step in pipeline.steps}
+    chosen: list[Pipeline] = []
+    while missing:
+        best = max(pipelines, key=lambda pipeline: len(missing & {step.variant for step in pipeline.steps}))
+        chosen.append(best)
+        missing -= {step.variant for step in best.steps}
+    return chosen
+
+
+def choose_finalists(
+    pipelines: Sequence[Pipeline], ops: dict[str, OpTiming], defaults: dict[Numerics, str], count: int
+) -> list[Pipeline]:
+    """The ``count`` pipelines with the least sum of op times, the best of each epilogue mode, and every default.
+
+    Without op timings all pipelines are finalists. A pipeline with a variant that could not be timed is left out,
+    unless it is a default.
+    """
+    if not ops:
+        return list(pipelines)
+    sums = {
+        pipeline.name: sum(ops[step.variant].timing.median_us for step in pipeline.steps)
+        for pipeline in pipelines
+        if all(step.variant in ops for step in pipeline.steps)
+    }
+    ranked = sorted((p for p in pipelines if p.name in sums), key=lambda p: (sums[p.name], p.name))
+    leaders = {pipeline.epilogue: pipeline.name for pipeline in reversed(ranked)}
+    wanted = {pipeline.name for pipeline in ranked[:count]} | set(leaders.values()) | set(defaults.values())
+    return [pipeline for pipeline in pipelines if pipeline.name in wanted]
+
+
+def _passes(bench: Bench, pipeline: Pipeline, found: PointFindings) -> bool:
+    if pipeline.name not in found.checked:
+        found.checked[pipeline.name] = bench.check(pipeline.name)
+    return found.checked[pipeline.name].status is TrialStatus.OK
+
+
+def _time_ops(bench: Bench, cover: Iterable[Pipeline], policy: MeasurePolicy, found: PointFindings) -> None:
+    """Times each step of the covering pipelines in interleaved rounds."""
+    running = [pipeline for pipeline in cover if _passes(bench, pipeline, found)]
+    samples: dict[str, list[list[float]]] = {}
+    kinds = {step.variant: step.op.kind for pipeline in running for step in pipeline.steps}
+    for number in range(policy.halving_rounds + 1):
+        for pipeline in list(running):
+            try:
+                steps = bench.sample_steps(pipeline.name, policy.calls_per_round)
+            except CandidateFailed as failure:
+                running.remove(pipeline)
+                found.checked[pipeline.name] = Checked(status=failure.status, note=failure.note)
+                continue
+            if number == 0 and policy.warmup_calls:
+                continue
+            for step, times in zip(pipeline.steps, steps, strict=True):
+                samples.setdefault(step.variant, []).append(times)
+    for variant, rounds in samples.items():
+        found.ops[variant] = OpTiming(kind=kinds[variant], variant=variant, timing=summarise(rounds))

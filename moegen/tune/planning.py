@@ -1,0 +1,131 @@
+"""What a session is going to do, and about how long it takes, before it starts."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moegen.core.canonical import canonical_json
+from moegen.core.devices import DeviceFacts
+from moegen.core.enums import Target
+from moegen.core.errors import TuneError
+from moegen.core.ops import Numerics
+from moegen.core.package import Package, Pipeline
+from moegen.store.database import Result
+from moegen.store.trials import Environment
+from moegen.tune.explore import covering
+from moegen.tune.freeze import class_defaults, numerics_text, policy_content
+from moegen.tune.policy import Cache, MeasurePolicy, Stage
+from moegen.tune.routing import Routing, parse_routing
+from moegen.tune.select import Point, races
+
+_TRIAL_BYTES = 900
+"""Bytes of one trial with its share of the records that it refers to, as measured on a database of 10,000."""
+_REQUEST_US = 150.0
+"""Cost of one request to the worker and of one untimed call's host work, microseconds."""
+_GATE_FACTOR = 100.0
+"""A reference evaluation in torch costs about this many calls of a good kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunePoint:
+    """One input that candidates are tried on."""
+
+    tokens: int
+    routing: Routing
+
+    @property
+    def key(self) -> Point:
+        """The form in which trials and tables name the point."""
+        return self.tokens, self.routing.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Expected cost of a session. ``calls`` counts timed and untimed pipeline calls."""
+
+    points: int
+    calls: int
+    seconds: float
+    disk_bytes: int
+
+
+def tune_points(package: Package, tokens: Sequence[int] = (), routing: Sequence[str] = ()) -> list[TunePoint]:
+    """Points to tune: those given, else those that the package's spec names. Uniform routing comes first.
+
+    Raises:
+        TuneError: a token count below 1, an unknown routing profile, or nothing to do.
+    """
+    counts = sorted(set(tokens or package.layer["tune"]["tokens"]))
+    profiles = [parse_routing(item) for item in (routing or package.layer["tune"]["routing"])]
+    if counts and counts[0] < 1:
+        raise TuneError(f"token count {counts[0]}", "--tokens", "give counts of 1 and more")
+    profiles.sort(key=lambda profile: profile.label != "uniform")
+    points = [TunePoint(tokens=count, routing=profile) for profile in dict.fromkeys(profiles) for count in counts]
+    if not points:
+        raise TuneError("no point to tune", f"package {package.name}", "name token counts and routings in the spec")
+    return points
+
+
+def finished_points(
+    results: Iterable[Result], package: Package, target: Target, environment: Environment, policy: MeasurePolicy
+) -> set[Point]:
+    """Points that an earlier session explored to the end, on this machine under this policy, in every numerics
+    class."""
+    wanted = policy_content(policy.record(Stage.FINAL))
+    view = [
+        result
+        for result in results
+        if (result.environment.device, result.environment.arch) == (environment.device, environment.arch)
+        and canonical_json(policy_content(result.policy)) == canonical_json(wanted)
+    ]
+    explored = [
+        {race.point for race in races(view, default, numerics_text(numerics))}
+        for numerics, default in class_defaults(package.targets[target]).items()
+    ]
+    return set.intersection(*explored) if explored else set()
+
+
+def estimate(
+    points: Sequence[TunePoint],
+    pipelines: Sequence[Pipeline],
+    defaults: dict[Numerics, str],
+    policy: MeasurePolicy,
+    facts: DeviceFacts,
+) -> Estimate:
+    """Expected cost of exploring ``points`` and confirming one challenger at each; the time model supplies call
+    times."""
+    flush_us = 3 * facts.l2_bytes / facts.read_bytes_s * 1e6 if policy.cache is Cache.COLD else 0.0
+    per_call_us = flush_us + _REQUEST_US
+    races_held = min(policy.finalists + len(defaults), len(pipelines))
+    cover = len(covering(pipelines)) if len(pipelines) > races_held else 0
+    calls_each = (
+        policy.warmup_calls
+        + policy.screen_calls
+        + (policy.min_rounds + policy.max_rounds) // 2 * policy.calls_per_round
+    )
+    op_calls = cover * (policy.halving_rounds + 1) * policy.calls_per_round
+    duel_calls = 2 * policy.confirm_rounds * policy.calls_per_round
+    steps = max((len(pipeline.steps) for pipeline in pipelines), default=0)
+    calls_at_point = races_held * calls_each + op_calls + duel_calls
+    seconds = 0.0
+    for point in points:
+        call_us = _model_us(pipelines, point.tokens)
+        seconds += calls_at_point * (call_us + per_call_us) / 1e6
+        seconds += op_calls * (steps - 1) * flush_us / 1e6
+        seconds += (races_held + cover) * call_us * _GATE_FACTOR / 1e6
+    trials = len(points) * (races_held + 2 + sum(len(pipeline.steps) for pipeline in pipelines[:cover]))
+    return Estimate(
+        points=len(points),
+        calls=len(points) * calls_at_point,
+        seconds=seconds,
+        disk_bytes=trials * _TRIAL_BYTES,
+    )
+
+
+def _model_us(pipelines: Sequence[Pipeline], tokens: int) -> float:
+    """Mean over the pipelines of the model's time at the nearest modelled point at or above ``tokens``."""
+    times = []
+    for pipeline in pipelines:
+        curve = pipeline.model_us
+        at_or_above = [time_us for count, time_us in curve if count >= tokens]
+        times.append(at_or_above[0] if at_or_above else curve[-1][1] if curve else 0.0)
+    return sum(times) / len(times) if times else 0.0

@@ -1,0 +1,231 @@
+"""A tuning session: explores every point, confirms challengers, records all of it, and can be taken up again.
+
+Each point's trials are written in one transaction when the point is done, so an interrupted session (Ctrl-C, a
+budget, a power cut) leaves whole points, and the next one goes on after them.
+"""
+
+import hashlib
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from moegen.core.enums import Target
+from moegen.core.errors import TuneError
+from moegen.core.package import Package
+from moegen.store.database import Result, TrialDatabase
+from moegen.store.trials import Record, Session, TrialStatus
+from moegen.store.trials import Routing as RoutingRecord
+from moegen.tune.explore import PointFindings, explore
+from moegen.tune.freeze import class_defaults, numerics_text
+from moegen.tune.measure import Duel, duel
+from moegen.tune.planning import TunePoint, finished_points
+from moegen.tune.policy import MeasurePolicy, SelectPolicy
+from moegen.tune.recording import Recorder, routing_record
+from moegen.tune.select import Point, Reason, choose
+from moegen.tune.select import challengers as find_challengers
+from moegen.tune.select import races as find_races
+from moegen.tune.subject import Bench, Checked, Description, describe
+from moegen.tune.worker import Worker
+
+_FATAL = (TrialStatus.CRASH, TrialStatus.TIMEOUT, TrialStatus.OOM)
+
+
+class Ending(str, Enum):
+    """Why a session ended."""
+
+    DONE = "done"
+    BUDGET = "budget"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Progress: ``done`` of ``total`` points (or duels) of a phase, ``explore`` or ``confirm``, and what is going
+    on."""
+
+    phase: str
+    done: int
+    total: int
+    detail: str
+
+
+@dataclass(kw_only=True)
+class SessionReport:
+    """What a session did. ``skipped`` points were explored before; ``excluded`` candidates failed, with the reason."""
+
+    ending: Ending
+    explored: int = 0
+    skipped: int = 0
+    duels: int = 0
+    trials: int = 0
+    seconds: float = 0.0
+    worker_starts: int = 0
+    excluded: dict[str, str] = field(default_factory=dict)
+
+
+class TuneSession:
+    """Tunes one package on one target.
+
+    Args:
+        package: the manifest; its pipelines are the candidates.
+        target: whose pipelines.
+        worker: where candidates run (see :class:`moegen.tune.subject.Subject`).
+        database: where trials go.
+        policy, selection: how to measure and how to choose.
+        seed: of the inputs.
+        budget_s: seconds after which no new point is begun; None: no limit.
+        command: recorded with the session.
+        effort: name of the policy, recorded with the session.
+        again: explore points anew that an earlier session finished.
+        progress: called at each step.
+
+    Raises:
+        TuneError: the worker does not start, or no pipeline of the target is built.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        target: Target,
+        worker: Worker,
+        database: TrialDatabase,
+        policy: MeasurePolicy,
+        *,
+        selection: SelectPolicy | None = None,
+        seed: int = 0,
+        budget_s: float | None = None,
+        command: str = "moegen tune",
+        effort: str = "",
+        again: bool = False,
+        progress: Callable[[Step], None] = lambda _: None,
+    ) -> None:
+        self._package, self._target, self._worker, self._database = package, target, worker, database
+        self._policy, self._selection, self._seed = policy, selection or SelectPolicy(), seed
+        self._budget_s, self._again, self._progress = budget_s, again, progress
+        self._began = time.monotonic()
+        self.subject: Description = describe(worker)
+        self._defaults = class_defaults(package.targets[target])
+        self._candidates = [p for p in package.targets[target].pipelines if p.name in self.subject.built]
+        if not self._candidates:
+            raise TuneError(
+                f"no pipeline of {package.name} is built for {target.value}",
+                f"{len(package.targets[target].pipelines)} offered",
+                f"moegen build {package.name} --target {target.value}",
+            )
+        self._recorder = Recorder(
+            package=package,
+            target=target,
+            environment=self.subject.environment,
+            policy=policy,
+            session=Session(
+                started=time.time(),
+                host=hashlib.sha256(platform.node().encode()).hexdigest()[:16],
+                command=command,
+                effort=effort,
+                budget_s=budget_s,
+                seed=seed,
+            ),
+            artifacts=self.subject.artifacts,
+        )
+        self._report = SessionReport(ending=Ending.DONE)
+        self._banned: dict[str, Checked] = {}
+
+    def run(self, points: Sequence[TunePoint]) -> SessionReport:
+        """Explores what is left of ``points``, then confirms challengers. Ctrl-C ends it in order, with what is
+        done."""
+        try:
+            finished = self._explore_all(points) and self._confirm_all(points)
+            self._report.ending = Ending.DONE if finished else Ending.BUDGET
+        except KeyboardInterrupt:
+            self._report.ending = Ending.INTERRUPTED
+        self._report.seconds = time.monotonic() - self._began
+        self._report.worker_starts = self._worker.starts
+        return self._report
+
+    def _explore_all(self, points: Sequence[TunePoint]) -> bool:
+        """False when the budget ended before the points did."""
+        done = set() if self._again else self._finished()
+        todo = [point for point in points if point.key not in done]
+        self._report.skipped = len(points) - len(todo)
+        for number, point in enumerate(todo):
+            if self._out_of_time():
+                return False
+            self._explore(point, number, len(todo))
+        return True
+
+    def _explore(self, point: TunePoint, number: int, total: int) -> None:
+        def say(detail: str) -> None:
+            self._progress(Step(phase="explore", done=number, total=total, detail=f"{_name(point)} {detail}"))
+
+        say("")
+        bench = Bench(self._worker, point.tokens, point.routing, self._seed)
+        candidates = [p for p in self._candidates if p.name not in self._banned]
+        found = explore(bench, candidates, self._defaults, self._policy, say)
+        found.checked.update(self._banned)
+        self._ban(found, point)
+        routing = self._routing(bench, point)
+        self._add(self._recorder.point(point.tokens, routing, found, bench.clocks_mhz))
+        self._report.explored += 1
+        self._progress(Step(phase="explore", done=number + 1, total=total, detail=_name(point)))
+
+    def _confirm_all(self, points: Sequence[TunePoint]) -> bool:
+        """Runs the duels that selection is waiting for; False when the budget ended first."""
+        todo = self._open_duels({point.key for point in points})
+        by_key = {point.key: point for point in points}
+        for number, (key, default, rival) in enumerate(todo):
+            if self._out_of_time():
+                return False
+            point = by_key[key]
+            detail = f"{_name(point)} {rival}"
+            self._progress(Step(phase="confirm", done=number, total=len(todo), detail=detail))
+            bench = Bench(self._worker, point.tokens, point.routing, self._seed)
+            result = duel(default, rival, bench.sample, self._policy)
+            sides = [result.default, result.challenger] if isinstance(result, Duel) else [result]
+            self._add(self._recorder.duel(point.tokens, self._routing(bench, point), sides, bench.clocks_mhz))
+            self._report.duels += 1
+            self._progress(Step(phase="confirm", done=number + 1, total=len(todo), detail=detail))
+        return True
+
+    def _open_duels(self, wanted: set[Point]) -> list[tuple[Point, str, str]]:
+        """(point, default, challenger) where selection has a challenger that never met the default."""
+        results = self._results()
+        todo = []
+        for numerics, default in self._defaults.items():
+            text = numerics_text(numerics)
+            rivals = find_challengers(find_races(results, default, text), default, self._selection)
+            choices = choose(results, default, text, self._selection)
+            open_points = {(c.tokens, c.routing) for c in choices if c.reason is Reason.UNCONFIRMED}
+            todo += [(point, default, rivals[point]) for point in sorted(open_points & wanted)]
+        return todo
+
+    def _ban(self, found: PointFindings, point: TunePoint) -> None:
+        """A candidate that took its process down once is not let near the device again in this session; its trials at
+        later points say so."""
+        ends = {**found.checked, **found.measured}
+        for name, end in ends.items():
+            if end.status in _FATAL and name not in self._banned:
+                self._report.excluded[name] = f"{end.status.value} at {_name(point)}: {end.note}"
+                note = f"not run again after {self._report.excluded[name]}"
+                self._banned[name] = Checked(status=end.status, note=note)
+
+    def _routing(self, bench: Bench, point: TunePoint) -> RoutingRecord:
+        return routing_record(point.routing, self._seed, bench.active_experts())
+
+    def _add(self, records: Sequence[Record]) -> None:
+        self._report.trials += sum(record.kind == "trial" for record in records)
+        self._database.add(records)
+
+    def _finished(self) -> set[Point]:
+        return finished_points(self._results(), self._package, self._target, self.subject.environment, self._policy)
+
+    def _results(self) -> list[Result]:
+        return self._database.results(package=self._package.digest, target=self._target.value)
+
+    def _out_of_time(self) -> bool:
+        return self._budget_s is not None and time.monotonic() - self._began > self._budget_s
+
+
+def _name(point: TunePoint) -> str:
+    return f"T={point.tokens} {point.routing.label}"

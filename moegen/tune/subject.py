@@ -1,0 +1,139 @@
+"""What the tuner asks of the process in which candidates run.
+
+``moegen.tune.layer_subject`` serves real packages; tests inject subjects that crash, hang or lie. Everything that
+crosses is JSON, so a subject may live in any process.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from moegen.core.errors import TuneError
+from moegen.store.trials import Environment, TrialStatus
+from moegen.tune.measure import CandidateFailed
+from moegen.tune.routing import Routing
+from moegen.tune.worker import Worker, WorkerFailed
+
+_STATUS = {
+    "crash": TrialStatus.CRASH,
+    "timeout": TrialStatus.TIMEOUT,
+    "oom": TrialStatus.OOM,
+    "error": TrialStatus.CRASH,
+}
+
+
+class Subject(Protocol):
+    """Methods that a worker's subject answers; arguments and results are JSON values.
+
+    ``tokens``, ``routing`` (label) and ``seed`` name the input; ``pipeline`` names a candidate.
+    """
+
+    def describe(self) -> dict[str, Any]:
+        """``environment``: fields of :class:`~moegen.store.trials.Environment`; ``built``: names of pipelines that can
+        run; ``artifacts``: variant → artifact digest."""
+        ...
+
+    def spread(self, tokens: int, routing: str, seed: int) -> dict[str, Any]:
+        """``active_experts`` and ``effective_experts`` of the input."""
+        ...
+
+    def check(self, pipeline: str, tokens: int, routing: str, seed: int) -> dict[str, Any]:
+        """Runs once and compares with the reference: ``passed``, ``reason``, ``err_max``, ``err_rel``."""
+        ...
+
+    def sample(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
+        """``us``: microseconds of each of ``calls`` calls; ``clock_mhz``: of the device meanwhile, or null."""
+        ...
+
+    def sample_steps(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
+        """``us``: for each step of the pipeline, the microseconds of each of ``calls`` launches."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """Outcome of the numerics gate for one candidate at one point. Errors are relative; None when not finite."""
+
+    status: TrialStatus
+    note: str = ""
+    err_max: float | None = None
+    err_rel: float | None = None
+
+
+class Bench:
+    """The worker seen from the tuner: typed requests at one point, with failures as statuses."""
+
+    def __init__(self, worker: Worker, tokens: int, routing: Routing, seed: int) -> None:
+        self._worker = worker
+        self._point = {"tokens": tokens, "routing": routing.label, "seed": seed}
+        self.clocks_mhz: dict[str, list[float]] = {}
+
+    def active_experts(self) -> int:
+        """Experts with at least one slot in this point's input."""
+        return int(self._call("spread")["active_experts"])
+
+    def check(self, pipeline: str) -> Checked:
+        """Puts a candidate through the numerics gate; a candidate that dies there has failed it."""
+        try:
+            found = self._call("check", pipeline=pipeline)
+        except CandidateFailed as failure:
+            return Checked(status=failure.status, note=failure.note)
+        status = TrialStatus.OK if found["passed"] else TrialStatus.WRONG
+        errors = {
+            name: value if _is_finite(value) else None for name, value in found.items() if name.startswith("err_")
+        }
+        return Checked(status=status, note=found["reason"], **errors)
+
+    def sample(self, candidate: str, calls: int) -> list[float]:
+        """Samples of whole calls, microseconds; raises :class:`CandidateFailed`."""
+        found = self._call("sample", pipeline=candidate, calls=calls)
+        if found.get("clock_mhz") is not None:
+            self.clocks_mhz.setdefault(candidate, []).append(float(found["clock_mhz"]))
+        return _sound(found["us"])
+
+    def sample_steps(self, pipeline: str, calls: int) -> list[list[float]]:
+        """Samples of each step alone, microseconds; raises :class:`CandidateFailed`."""
+        return [_sound(samples) for samples in self._call("sample_steps", pipeline=pipeline, calls=calls)["us"]]
+
+    def _call(self, method: str, **parameters: Any) -> Any:
+        try:
+            return self._worker.call(method, **self._point, **parameters)
+        except WorkerFailed as failure:
+            raise CandidateFailed(_STATUS[failure.status], failure.note) from failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """A subject's own account: the machine, the candidates that can run, and their artifacts."""
+
+    environment: Environment
+    built: tuple[str, ...]
+    artifacts: Mapping[str, str]
+
+
+def describe(worker: Worker) -> Description:
+    """Asks a subject what it is.
+
+    Raises:
+        TuneError: it died before it could say.
+    """
+    try:
+        found = worker.call("describe")
+    except WorkerFailed as failure:
+        raise TuneError(f"the tuning worker failed: {failure.note}", "describe", "run moegen doctor") from failure
+    return Description(
+        environment=Environment(**found["environment"]), built=tuple(found["built"]), artifacts=found["artifacts"]
+    )
+
+
+def _sound(samples: Sequence[Any]) -> list[float]:
+    """Times as numbers; a time that is no time says that the candidate's timing cannot be trusted at all."""
+    for sample in samples:
+        if not _is_finite(sample) or sample <= 0:
+            raise CandidateFailed(TrialStatus.CRASH, f"the timer returned {sample}")
+    return [float(sample) for sample in samples]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
