@@ -35,5 +35,7 @@ def to_token(x: Tensor, dtype: TokenDtype) -> Tensor:
 
 
 def round_at(x: Tensor, point: Round) -> Tensor:
-    """fp32 value after a declared rounding point: itself, or rounded to bf16 and widened again."""
-    return x if point is Round.FP32 else to_bf16(x).float()
+    """fp32 value after a declared rounding point: itself, or rounded to bf16 or fp16 and widened again."""
+    if point is Round.FP32:
+        return x
+    return to_bf16(x).float() if point is Round.BF16 else to_fp16(x).float()

@@ -1,0 +1,16 @@
+"""What every kernel must compute: each op as a function of the layer's buffers, and the layer in plain fp64 or fp32."""
+
+from moegen.numerics.reference.ops import defined_rows, run_op, run_pipeline
+from moegen.numerics.reference.routing import Routing, route
+from moegen.numerics.reference.row_layouts import RowLayout, register_row_layout, row_layout
+
+__all__ = [
+    "RowLayout",
+    "Routing",
+    "defined_rows",
+    "register_row_layout",
+    "route",
+    "row_layout",
+    "run_op",
+    "run_pipeline",
+]
