@@ -61,7 +61,7 @@ def default_of(ranked: Sequence[Candidate], declared: Numerics) -> Candidate:
 
 
 def prune(ranked: Sequence[Candidate], default: Candidate, limit: int) -> tuple[list[Kept], list[Dropped]]:
-    """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit`` from all groups in turn.
+    """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit``, groups in turn.
 
     Row tiles and points are looked for in the default's numerics class, since tuning compares pipelines of one class.
     Modes and row tiles are kept even beyond ``limit``: a measurement must be able to prove the model wrong about them.

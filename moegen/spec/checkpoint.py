@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from moegen.core.enums import ActFormat
 from moegen.core.errors import SpecError
 from moegen.spec.families import FAMILIES, REFUSED, Config, Family, need
+from moegen.spec.load import validated
 from moegen.spec.models import LayerSpec
+from moegen.spec.source import Document
 
 _CONFIG = "config.json"
 _BY_HAND = "write the spec by hand: moegen new"
@@ -36,8 +39,7 @@ def new_from_checkpoint(
     values["name"] = name or _slug(
         f"{model_type}_h{values['geometry']['hidden']}_i{values['geometry']['intermediate']}"
     )
-    spec = LayerSpec.model_validate(values)
-    return _yaml(spec)
+    return _yaml(validated(Document(path=Path(_CONFIG), data=values, lines={})))
 
 
 def _text_config(config: Config) -> Config:

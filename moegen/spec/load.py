@@ -19,7 +19,11 @@ def load_spec(path: str | Path) -> LayerSpec:
     Raises:
         SpecError: with every problem found, each with its line and field.
     """
-    document = read_document(Path(path))
+    return validated(read_document(Path(path)))
+
+
+def validated(document: Document) -> LayerSpec:
+    """The spec that a document holds; raises as :func:`load_spec`."""
     try:
         return LayerSpec.model_validate(document.data)
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """Schedules of a block-scaled tcgen05 gemm (``kind::mxf4nvf4``) and what makes one legal, operand by operand.
 
 The MMA computes D[M, N] = A[M, K] · B[N, K]ᵀ. Plain: tokens are A (M) and weights B (N); swapped: weights are A and
-tokens B, so that few tokens fill a narrow N. Sizes are in elements; a tile is what one CTA, or a pair of CTAs, computes.
+tokens B, so that few tokens fill a narrow N. Sizes are in elements; a tile is what one CTA, or a pair, computes.
 """
 
 from moegen.codegen.catalog import LEGAL, Predicate, Verdict, illegal
