@@ -73,6 +73,13 @@ class Convention:
         """True when gate and up are one tensor."""
         return self.gate == self.up
 
+    def leaf(self, side: str) -> str:
+        """Leaf name of ``gate``, ``up`` or ``down``; KeyError for the gate of an ungated convention."""
+        return {leaf_side: leaf for leaf_side, leaf in self._sides() if leaf}[side]
+
+    def _sides(self) -> tuple[tuple[str, str | None], ...]:
+        return (("gate", self.gate), ("up", self.up), ("down", self.down))
+
     @property
     def leaves(self) -> tuple[str, ...]:
         """Distinct leaf names, gate first."""

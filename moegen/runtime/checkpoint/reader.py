@@ -4,6 +4,7 @@ Every key below the layer's expert container must be accounted for, and every te
 with the right dtype and shape; whatever is not is told in one error. Codes and scale bytes are never recomputed.
 """
 
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
@@ -99,7 +100,7 @@ class Checkpoint:
         experts: int | None = None,
         gated: bool = True,
         bias: bool = False,
-        static_inputs: bool = False,
+        static_inputs: bool | Collection[str] = False,
         order: GateUpOrder | None = None,
     ) -> ExpertWeights:
         """Reads the experts ``first_expert … first_expert + experts - 1`` of a layer.
@@ -110,7 +111,8 @@ class Checkpoint:
             first_expert, experts: this rank's slice; all experts by default.
             gated: the activation has a gate.
             bias: both projections have a bias.
-            static_inputs: static activation scales are needed; without, those in the file are left aside.
+            static_inputs: which of ``gate``, ``up``, ``down`` need a static input scale (True: all); scales in the file
+                that nobody needs are left aside.
             order: what the spec says about a fused matrix's gate and up; None trusts the naming convention.
 
         Raises:
@@ -129,7 +131,7 @@ class Checkpoint:
             )
         if found.convention.fused and order not in (None, found.convention.order):
             raise CheckpointError(
-                f"{found.convention.models} stores gate and up as {found.convention.order.value}, the spec says otherwise",
+                f"{found.convention.models} stores gate and up {found.convention.order.value}, the spec says otherwise",
                 self._where(layer),
                 f"set weights.gate_up_order: {found.convention.order.value} in the spec",
             )
@@ -141,7 +143,7 @@ class Checkpoint:
             total=total,
             gated=gated,
             bias=bias,
-            static_inputs=static_inputs,
+            static_sides=_sides(static_inputs),
         )
         taker = Taker(self.files, found, self._dialect(layer))
         readers = {Form.PER_EXPERT: read_per_expert, Form.STACKED: read_stacked}
@@ -204,6 +206,12 @@ class Checkpoint:
 
     def _where(self, layer: int) -> str:
         return f"{self.files.path}, layer {layer}"
+
+
+def _sides(static_inputs: bool | Collection[str]) -> frozenset[str]:
+    if isinstance(static_inputs, bool):
+        return frozenset({"gate", "up", "down"} if static_inputs else ())
+    return frozenset(static_inputs)
 
 
 def _modules(found: Found) -> list[str]:

@@ -1,7 +1,5 @@
 """Takes tensors out of a layer's container and keeps the account: what was missing, wrong, or left over."""
 
-import math
-
 import torch
 
 from moegen.core.errors import CheckpointError
@@ -26,9 +24,9 @@ class Taker:
         self._missing: list[str] = []
         self._wrong: list[str] = []
 
-    def allow(self, rest: str) -> None:
-        """Marks a name as accounted for without reading it (another rank's expert, an input scale nobody needs)."""
-        self._known.add(rest)
+    def allow(self, *rests: str) -> None:
+        """Marks names as accounted for without reading them (another rank's expert, an input scale nobody needs)."""
+        self._known.update(rests)
 
     def wrong(self, rest: str, problem: str) -> None:
         """Records a problem with a tensor's values."""
@@ -47,15 +45,9 @@ class Taker:
     def floats(
         self, rest: str, shapes: tuple[tuple[int, ...], ...], first: int = 0, count: int | None = None
     ) -> torch.Tensor | None:
-        """A small float tensor of one of ``shapes``, as fp32."""
+        """A small float tensor of one of ``shapes`` (before slicing), as fp32."""
         taken = self._take(rest, FLOATS, shapes[0], first, count, shapes[1:])
         return None if taken is None else taken.float()
-
-    def elements(self, rest: str) -> int:
-        """Elements of a tensor; 0 when it is missing."""
-        if rest not in self.found.rests:
-            return 0
-        return math.prod(self._files.entry(f"{self.found.container}.{rest}").shape)
 
     def finish(self, where: str) -> None:
         """Ends the account.

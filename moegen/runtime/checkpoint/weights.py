@@ -56,12 +56,17 @@ class Projection:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertWeights:
-    """Gate, up and down projections of the experts ``first_expert …``; ``gate`` is None for an ungated activation."""
+    """Gate, up and down projections of the experts ``first_expert …``; ``gate`` is None for an ungated activation.
+
+    ``layer_input``: largest input scale of gemm1 over all experts of the layer, those of other ranks included (fp32
+    scalar), so that every rank quantises a token alike; None: the largest of the experts held here.
+    """
 
     gate: Projection | None
     up: Projection
     down: Projection
     first_expert: int = 0
+    layer_input: torch.Tensor | None = None
 
     @property
     def experts(self) -> int:
@@ -75,6 +80,7 @@ class ExpertWeights:
             up=self.up.experts_slice(first, count),
             down=self.down.experts_slice(first, count),
             first_expert=self.first_expert + first,
+            layer_input=self.gemm1_input(),
         )
 
     def gate_input(self) -> torch.Tensor | None:
@@ -82,6 +88,13 @@ class ExpertWeights:
         if self.up.input is None or self.gate is None or self.gate.input is None:
             return self.up.input
         return torch.maximum(self.gate.input, self.up.input)
+
+    def gemm1_input(self) -> torch.Tensor | None:
+        """The one input scale of gemm1 (fp32 scalar): the largest over gate, up and all experts; None without any."""
+        if self.layer_input is not None:
+            return self.layer_input
+        inputs = self.gate_input()
+        return None if inputs is None else inputs.max()
 
 
 def check_weights(weights: ExpertWeights, *, hidden: int, intermediate: int, where: str) -> None:

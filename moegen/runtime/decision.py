@@ -1,0 +1,276 @@
+"""Which pipeline serves T tokens: a pure function of a frozen table, the manifest and what is built.
+
+Nothing here compiles, measures, touches a device or waits for one. The order of sources: exact point, interpolation
+between points, clamp at the ends, the same from a table of a sister device, time model, reference.
+"""
+
+import logging
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from moegen.core.package import Pipeline
+from moegen.store.tables import Fit, Match, Point, Table
+
+_log = logging.getLogger("moegen.runtime")
+UNIFORM = "uniform"
+_NOTHING_KNOWN = "no usable trials and no time model: the package's default"
+
+
+class Source(str, Enum):
+    """Where a decision came from, best first."""
+
+    PINNED = "pinned"
+    EXACT = "exact"
+    INTERPOLATED = "interpolated"
+    CLAMPED = "clamped"
+    FAMILY = "family"
+    MODEL = "model"
+    REFERENCE = "reference"
+
+    @property
+    def degraded(self) -> bool:
+        """True when the choice rests on less than measurements of this device around this T."""
+        return self in (Source.CLAMPED, Source.FAMILY, Source.MODEL, Source.REFERENCE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One choice, with its grounds.
+
+    Attributes:
+        tokens: T that was asked for.
+        routing: routing class whose trials were used.
+        pipeline: name of the chosen pipeline.
+        source: which rule chose it.
+        predicted_us: expected time of the whole pipeline; None when nothing was measured or modelled.
+        reason: the rule with its numbers, in words.
+        table: digest of the frozen table; None when no table took part.
+        rivals: (pipeline, expected µs) of those compared, fastest first.
+    """
+
+    tokens: int
+    routing: str
+    pipeline: str
+    source: Source
+    predicted_us: float | None
+    reason: str
+    table: str | None = None
+    rivals: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bracket:
+    """The two tuned points round T (equal when T is one), and whether T lies outside all of them."""
+
+    low: int
+    high: int
+    outside: bool = False
+
+
+def bracket(tokens: int, points: Sequence[int]) -> Bracket:
+    """Finds ``tokens`` among rising tuned token counts.
+
+    The tuner asks it which points a measurement belongs to and dispatch which points to read: one function, so that the
+    two can never disagree. ``points`` must not be empty.
+    """
+    index = bisect_left(points, tokens)
+    if index == len(points):
+        return Bracket(low=points[-1], high=points[-1], outside=True)
+    if points[index] == tokens:
+        return Bracket(low=tokens, high=tokens)
+    if index == 0:
+        return Bracket(low=points[0], high=points[0], outside=True)
+    return Bracket(low=points[index - 1], high=points[index])
+
+
+def interpolate_us(tokens: int, low: tuple[int, float], high: tuple[int, float]) -> float:
+    """Time at ``tokens`` on the straight line through two (tokens, µs) points in log-log coordinates."""
+    (a, time_a), (b, time_b) = low, high
+    share = (math.log(tokens) - math.log(a)) / (math.log(b) - math.log(a))
+    return math.exp((1 - share) * math.log(time_a) + share * math.log(time_b))
+
+
+def model_time_us(pipeline: Pipeline, tokens: int) -> float | None:
+    """The time model's prediction at ``tokens``; beyond its last point it grows with T; None without a model."""
+    curve = pipeline.model_us
+    if not curve:
+        return None
+    place = bracket(tokens, [point for point, _ in curve])
+    times = dict(curve)
+    if place.outside:
+        return times[place.low] * max(1.0, tokens / place.low)
+    if place.low == place.high:
+        return times[place.low]
+    return interpolate_us(tokens, (place.low, times[place.low]), (place.high, times[place.high]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A frozen table, how well its machine fits this one, and the file it came from."""
+
+    table: Table
+    match: Match
+    path: Path | None = None
+
+
+@dataclass(kw_only=True)
+class Decider:
+    """Decides once for each T and remembers.
+
+    Args:
+        pipelines: the legal and built pipelines of one numerics class, by name; not empty.
+        default: the pipeline of last resort; the first of ``pipelines`` when it is not among them.
+        evidence: tables of that class, best fit first.
+        routing: routing class to serve.
+        pinned: the caller named the one pipeline there is.
+
+    ``counts`` holds calls per source; ``notify`` gets each degraded source once.
+    """
+
+    pipelines: Mapping[str, Pipeline]
+    default: str
+    evidence: Sequence[Evidence] = ()
+    routing: str = UNIFORM
+    pinned: bool = False
+    notify: Callable[[Decision], None] = field(default=lambda decision: _warn(decision))
+    counts: dict[Source, int] = field(default_factory=lambda: dict.fromkeys(Source, 0))
+    _known: dict[int, Decision] = field(default_factory=dict)
+    _told: set[Source] = field(default_factory=set)
+
+    def decide(self, tokens: int) -> Decision:
+        """The pipeline for ``tokens`` >= 1 tokens. Total: every T has an answer, always one of ``pipelines``."""
+        decision = self._known.get(tokens)
+        if decision is None:
+            decision = self._known[tokens] = self._resolve(tokens)
+            if decision.source.degraded and decision.source not in self._told:
+                self._told.add(decision.source)
+                self.notify(decision)
+        return decision
+
+    def reachable(self, most_tokens: int) -> frozenset[str]:
+        """Every pipeline that some T up to ``most_tokens`` may be given."""
+        return frozenset(self._resolve(tokens).pipeline for tokens in range(1, most_tokens + 1))
+
+    def _resolve(self, tokens: int) -> Decision:
+        if self.pinned:
+            return self._reference(tokens, Source.PINNED, "the caller named this pipeline")
+        for evidence in self.evidence:
+            decision = self._from_table(tokens, evidence)
+            if decision is not None:
+                return decision
+        return self._from_model(tokens) or self._reference(tokens, Source.REFERENCE, _NOTHING_KNOWN)
+
+    def _from_table(self, tokens: int, evidence: Evidence) -> Decision | None:
+        points, routing, note = self._points(evidence.table)
+        if not points:
+            return None
+        place = bracket(tokens, sorted(points))
+        if place.low != place.high:
+            decision = self._between(tokens, points[place.low], points[place.high], note)
+        else:
+            decision = self._at(tokens, points[place.low], place.outside, note)
+        if decision is None:
+            return None
+        pipeline, source, reason, rivals = decision
+        if evidence.match.fit is Fit.FAMILY:
+            reason += f"; measured on {evidence.table.environment.device}"
+            source = Source.FAMILY
+        return Decision(
+            tokens=tokens,
+            routing=routing,
+            pipeline=pipeline,
+            source=source,
+            predicted_us=dict(rivals)[pipeline],
+            reason=reason,
+            table=evidence.table.digest,
+            rivals=rivals,
+        )
+
+    def _points(self, table: Table) -> tuple[dict[int, Point], str, str]:
+        """Points of the wanted routing class, or of ``uniform`` with a note when the table has none of it."""
+        for routing in dict.fromkeys((self.routing, UNIFORM)):
+            points = {point.tokens: point for point in table.points if point.routing == routing}
+            if points:
+                note = "" if routing == self.routing else f"; no trials under {self.routing}, {routing} used"
+                return points, routing, note
+        return {}, self.routing, ""
+
+    def _at(self, tokens: int, point: Point, outside: bool, note: str) -> "_Choice | None":
+        times = self._usable(point)
+        if not times:
+            return None
+        winner, why = point.winner, f"winner at T={point.tokens}"
+        if winner not in times:
+            winner = min(times, key=lambda name: (times[name], name))
+            why = f"fastest built candidate at T={point.tokens} (the winner {point.winner} is not available)"
+        source = Source.PINNED if point.pinned and winner == point.winner else Source.EXACT
+        if outside:
+            source, why = Source.CLAMPED, f"T={tokens} lies outside the tuned points: {why}"
+        return winner, source, why + note, _ranked(times)
+
+    def _between(self, tokens: int, low: Point, high: Point, note: str) -> "_Choice | None":
+        """Least interpolated time among those timed at both points; a pipeline timed at one side only never wins."""
+        below, above = self._usable(low), self._usable(high)
+        times = {
+            name: interpolate_us(tokens, (low.tokens, below[name]), (high.tokens, above[name]))
+            for name in below.keys() & above.keys()
+        }
+        if not times:
+            return None
+        place = f"between T={low.tokens} and T={high.tokens}"
+        if low.winner == high.winner and low.winner in times:
+            return low.winner, Source.INTERPOLATED, f"winner on both sides {place}{note}", _ranked(times)
+        rivals = _ranked(times)
+        return rivals[0][0], Source.INTERPOLATED, f"least of {len(times)} interpolated times {place}{note}", rivals
+
+    def _usable(self, point: Point) -> dict[str, float]:
+        return {item.pipeline: item.median_us for item in point.candidates if item.pipeline in self.pipelines}
+
+    def _from_model(self, tokens: int) -> Decision | None:
+        modelled = {name: model_time_us(pipeline, tokens) for name, pipeline in self.pipelines.items()}
+        times = {name: time_us for name, time_us in modelled.items() if time_us is not None}
+        if not times:
+            return None
+        rivals = _ranked(times)
+        return Decision(
+            tokens=tokens,
+            routing=self.routing,
+            pipeline=rivals[0][0],
+            source=Source.MODEL,
+            predicted_us=rivals[0][1],
+            reason=f"no usable trials: least modelled time of {len(times)} built pipelines",
+            rivals=rivals,
+        )
+
+    def _reference(self, tokens: int, source: Source, reason: str) -> Decision:
+        name = self.default if self.default in self.pipelines else next(iter(self.pipelines))
+        return Decision(
+            tokens=tokens,
+            routing=self.routing,
+            pipeline=name,
+            source=source,
+            predicted_us=model_time_us(self.pipelines[name], tokens),
+            reason=reason,
+        )
+
+
+_Choice = tuple[str, Source, str, tuple[tuple[str, float], ...]]
+
+
+def _ranked(times: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    """Fastest first; equal times in the order of names, so that every rank decides alike."""
+    return tuple(sorted(times.items(), key=lambda item: (item[1], item[0])))
+
+
+def _warn(decision: Decision) -> None:
+    _log.warning(
+        "T=%d is served by %s from source %s: %s",
+        decision.tokens,
+        decision.pipeline,
+        decision.source.value,
+        decision.reason,
+    )
