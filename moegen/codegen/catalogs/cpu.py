@@ -1,8 +1,8 @@
 """Schedules of the CPU target: how a grouped gemm is cut into tasks, panels and inner loops.
 
 A gemm task is one tile of rows times ``cols`` weight rows. It decodes ``k_chunk`` elements of K at a time into fp32
-panels and multiplies up to four rows by ``unroll`` weight rows in registers (``templates/cpu/device/gemm.h``). The other
-ops stream rows and have nothing to choose.
+panels and multiplies up to four rows by ``unroll`` weight rows in registers (``templates/cpu/device/gemm.h``). The
+other ops stream rows and have nothing to choose.
 """
 
 from collections.abc import Mapping
@@ -222,7 +222,9 @@ class CpuCatalog:
 
     def includes(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
         """Headers of the device library, in alphabetic order."""
-        names = {*COMMON, *LIBRARY[op.kind]} | ({"code_sink.h"} if op.epilogue is Epilogue.FUSED_FP4 else set())
+        names = {*COMMON, *LIBRARY[op.kind]}
+        names |= {"code_sink.h"} if op.epilogue is Epilogue.FUSED_FP4 else set()
+        names |= {"combine.h"} if op.fused_combine else set()
         return tuple(f"cpu/device/{name}" for name in sorted(names))
 
     def scratch(self, op: OpSpec, schedule: Schedule) -> Scratch:
