@@ -1,0 +1,119 @@
+"""Clocks: how many microseconds one call takes, by wall clock, by CUDA events, or by events round a graph replay."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from moegen.tune.policy import Cache, Timer
+
+Call = Callable[[], None]
+_FLUSH_FACTOR = 3
+"""A buffer of this many times the last-level cache leaves nothing else in it, whatever the replacement policy."""
+
+
+class Clock(Protocol):
+    """Times calls on one device."""
+
+    def time(self, key: str, call: Call, calls: int, before: Call) -> list[float]:
+        """Microseconds of each of ``calls`` calls; ``before`` runs untimed ahead of each.
+
+        Args:
+            key: equal keys mean the same work, so that a captured graph can be replayed.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Drops what was captured; called when inputs or buffers change."""
+        ...
+
+
+class WallClock:
+    """For kernels that are done when they return."""
+
+    def time(self, key: str, call: Call, calls: int, before: Call) -> list[float]:
+        """As :meth:`Clock.time`."""
+        samples = []
+        for _ in range(calls):
+            before()
+            began = time.perf_counter_ns()
+            call()
+            samples.append((time.perf_counter_ns() - began) / 1e3)
+        return samples
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class EventClock:
+    """CUDA events round eager launches: host cost hides behind ``before``, unless the launches outlast it."""
+
+    def time(self, key: str, call: Call, calls: int, before: Call) -> list[float]:
+        """As :meth:`Clock.time`."""
+        pairs = []
+        for _ in range(calls):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            before()
+            start.record()
+            call()
+            end.record()
+            pairs.append((start, end))
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+class GraphClock:
+    """CUDA events round the replay of a graph: no host cost at all, as in serving."""
+
+    def __init__(self) -> None:
+        self._events = EventClock()
+        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+
+    def time(self, key: str, call: Call, calls: int, before: Call) -> list[float]:
+        """As :meth:`Clock.time`; the first request for a key runs the call once and captures it."""
+        if key not in self._graphs:
+            call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call()
+            self._graphs[key] = graph
+        return self._events.time(key, self._graphs[key].replay, calls, before)
+
+    def forget(self) -> None:
+        """Frees the captured graphs, which hold on to their buffers."""
+        self._graphs.clear()
+
+
+def make_clock(timer: Timer) -> Clock:
+    """The clock of a policy."""
+    return {Timer.CPU_WALL: WallClock, Timer.CUDA_EVENT: EventClock, Timer.CUDA_GRAPH: GraphClock}[timer]()
+
+
+def make_flush(cache: Cache, l2_bytes: int, device: torch.device) -> Call:
+    """Work that puts the last-level cache into the state that a policy asks for.
+
+    ``cold`` writes a buffer of three times ``l2_bytes``; ``hot`` does nothing.
+    """
+    if cache is Cache.HOT:
+        return lambda: None
+    buffer = torch.empty(_FLUSH_FACTOR * l2_bytes, dtype=torch.uint8, device=device)
+
+    def flush() -> None:
+        buffer.zero_()
+
+    return flush
+
+
+def clock_mhz(device: torch.device) -> float | None:
+    """The GPU's clock now; None on a CPU, or where the driver's library for it is not installed."""
+    if device.type != "cuda":
+        return None
+    try:
+        return float(torch.cuda.clock_rate(device))
+    except (ModuleNotFoundError, RuntimeError):
+        return None
