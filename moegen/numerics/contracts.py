@@ -1,8 +1,8 @@
 """Quantiser contracts: how a block's amax and the second-level scale become a scale byte and sixteen codes.
 
 Formulas in use agree on most bytes and never on all, so a spec names one. With a the block's amax, g the second-level
-encode scale, p the decode scale, r6 = fl(1/6), e4 = :func:`moegen.numerics.e4m3.encode`, S the decoded byte; each operator
-is one fp32 operation, nearest even, in the order written; fin(v) = FLT_MAX where v > FLT_MAX:
+encode scale, p the decode scale, r6 = fl(1/6), e4 = :func:`moegen.numerics.e4m3.encode`, S the decoded byte; each
+operator is one fp32 operation, nearest even, in the order written; fin(v) = FLT_MAX where v > FLT_MAX:
 
 =======================  ==========================================  =====================  ========  ==================
 contract                 scale byte                                  factor f               value     from
@@ -21,15 +21,16 @@ half_step                as te                                       as te      
 vllm_rn's factor is 0 where S = 0. The code of a value is its nearest E2M1, ties to even, saturating
 (:func:`moegen.numerics.e2m1.encode`); half_step rounds twice (:func:`moegen.numerics.e2m1.encode_half_step`).
 
-Sources: Transformer Engine ``core_nvfp4.cuh``; vLLM ``nvfp4_utils.cuh`` and CUTLASS ``Sm100BlockScaleFactorRowStore``, whose
-operation order this keeps while their reciprocals, approximate on the device, are correctly rounded here (hence ``_rn``; no
-equality with the originals is claimed); torchao ``nvfp4_tensor.py``; ModelOpt ``nvfp4_tensor.py``; compressed-tensors
-``calculate_qparams`` with an fp32 or a bf16 observer. fin() only acts where an original would have made infinity.
+Sources: Transformer Engine ``core_nvfp4.cuh``; vLLM ``nvfp4_utils.cuh`` and CUTLASS
+``Sm100BlockScaleFactorRowStore``, whose operation order this keeps while their reciprocals, approximate on the
+device, are correctly rounded here (hence ``_rn``; no equality with the originals is claimed); torchao
+``nvfp4_tensor.py``; ModelOpt ``nvfp4_tensor.py``; compressed-tensors ``calculate_qparams`` with an fp32 or a bf16
+observer. fin() only acts where an original would have made infinity.
 
-Policy, the same in every contract, always for the one block: a block with a NaN gets scale byte 0x7F and codes 0x7 (it decodes to
-NaN); with an infinity, scale 448 and ±6 for that element; subnormal inputs are used as they are; the sign of zero is kept.
-An all-zero block gets byte 0 (torchao 0x08, modelopt 0x38, compressed_tensors 0x20) and zero codes. The dynamic
-second-level scale reads finite values only, and is (1, 1) when the largest is 0.
+Policy, the same in every contract, always for the one block: a block with a NaN gets scale byte 0x7F and codes 0x7
+(it decodes to NaN); with an infinity, scale 448 and ±6 for that element; subnormal inputs are used as they are; the
+sign of zero is kept. An all-zero block gets byte 0 (torchao 0x08, modelopt 0x38, compressed_tensors 0x20) and zero
+codes. The dynamic second-level scale reads finite values only, and is (1, 1) when the largest is 0.
 """
 
 from collections.abc import Callable

@@ -34,7 +34,7 @@ def encode(x: Tensor) -> Tensor:
 
 
 def encode_half_step(x: Tensor) -> Tensor:
-    """As :func:`encode`, but rounds twice: to the nearest half (ties to even), then to a code. So 2.6 → 2 and 3.3 → 4."""
+    """As :func:`encode`, but rounds twice: to the nearest half (ties to even), then to a code. 2.6 → 2, 3.3 → 4."""
     capped = torch.where(x.abs() > MAX, MAX, x.abs())
     halves = torch.round(capped * 2.0) * 0.5
     return encode(torch.copysign(halves, x))

@@ -1,7 +1,7 @@
 """E4M3 ("fn"), the 8-bit float of block scales: cast in integers, decoded by arithmetic.
 
-Bias 7; exponent field 15 is an ordinary exponent except that mantissa 7 is NaN; largest finite 448 = 0x7E; subnormals are
-m·2⁻⁹. Library casts are not used: they disagree with each other above 464.
+Bias 7; exponent field 15 is an ordinary exponent except that mantissa 7 is NaN; largest finite 448 = 0x7E;
+subnormals are m·2⁻⁹. Library casts are not used: they disagree with each other above 464.
 """
 
 import torch
@@ -23,7 +23,7 @@ _SUBNORMAL_MAGIC_BITS = 0x46800000
 
 
 def encode(x: Tensor) -> Tensor:
-    """fp32 to bytes (uint8): nearest even, saturating at ±448 (so that infinity is ±448), NaN to 0x7F, sign of zero kept."""
+    """fp32 to bytes (uint8): nearest even, saturating at ±448 (infinity too), NaN to 0x7F, sign of zero kept."""
     bits = x.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
     capped = magnitude.clamp(max=_MAX_BITS)

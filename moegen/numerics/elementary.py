@@ -1,12 +1,12 @@
 """exp, tanh and the sigmoid forms, written out so that every target returns the same bits.
 
-A C or CUDA implementation (``device/elementary.h`` of a target) repeats these steps with ``fmaf`` and IEEE division; here
-``fma`` is emulated exactly. All functions take and return fp32 tensors of one shape. NaN in gives NaN out; nothing is
-flushed to zero.
+A C or CUDA implementation (``device/elementary.h`` of a target) repeats these steps with ``fmaf`` and IEEE division;
+here ``fma`` is emulated exactly. All functions take and return fp32 tensors of one shape. NaN in gives NaN out;
+nothing is flushed to zero.
 
 Largest errors, over all fp32 arguments sampled in tests/numerics/test_elementary.py, in units in the last place of the
-correctly rounded result: :func:`exp` 1, :func:`tanh` 2, :func:`silu` 2 for arguments above -87. Below about -88.7 ``exp(-g)``
-overflows and :func:`silu` returns -0; the true value is then smaller than 3e-37.
+correctly rounded result: :func:`exp` 1, :func:`tanh` 2, :func:`silu` 2 for arguments above -87. Below about -88.7
+``exp(-g)`` overflows and :func:`silu` returns -0; the true value is then smaller than 3e-37.
 """
 
 import torch
@@ -30,15 +30,15 @@ TANH_SPLIT = float.fromhex("0x1.19999ap-1")
 TANH_POLY = tuple(
     float.fromhex(c) for c in ("-0x1.9bba80p-8", "0x1.59568cp-6", "-0x1.b92bbap-5", "0x1.110d3cp-3", "-0x1.55554cp-2")
 )
-"""Minimax polynomial of (tanh(x)/x - 1)/x² in x² for x below TANH_SPLIT, highest power first; relative error 2^-29.9."""
+"""Minimax polynomial of (tanh(x)/x - 1)/x² in x² for x below TANH_SPLIT, highest power first; error 2^-29.9."""
 _MAGIC_BITS = 0x4B400000
 
 
 def fma(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:
     """``a·b + c`` of fp32 values with one rounding, exactly as C's ``fmaf``.
 
-    The product of two fp32 values is exact in fp64. The fp64 sum is rounded to odd (Boldo and Melquiond, "Emulation of FMA
-    and correctly rounded sums"), after which rounding to fp32 equals one rounding of the exact value.
+    The product of two fp32 values is exact in fp64. The fp64 sum is rounded to odd (Boldo and Melquiond, "Emulation
+    of FMA and correctly rounded sums"), after which rounding to fp32 equals one rounding of the exact value.
     """
     product = a.double() * _wide(b)
     addend = _wide(c)
@@ -58,7 +58,8 @@ def _wide(value: Tensor | float) -> Tensor | float:
 def divide(numerator: Tensor | float, denominator: Tensor | float) -> Tensor:
     """Correctly rounded fp32 quotient of two values, at least one a tensor.
 
-    torch's own operator computes ``number / tensor`` as a reciprocal times the number, and on a GPU ``tensor / number`` too.
+    torch's own operator computes ``number / tensor`` as a reciprocal times the number, and on a GPU it does so
+    for ``tensor / number`` too.
     """
     like = numerator if isinstance(numerator, Tensor) else denominator
     assert isinstance(like, Tensor)
@@ -111,7 +112,7 @@ def scaled_silu(x: Tensor, alpha: float) -> Tensor:
 
 
 def tanh(x: Tensor) -> Tensor:
-    """Odd in the bits: computed on |x|, the sign copied. Polynomial below TANH_SPLIT, else ``(1-e)/(1+e)``, e = exp(-2|x|)."""
+    """Odd in the bits: computed on |x|, the sign copied. Polynomial below TANH_SPLIT, then (1-e)/(1+e), e = exp(-2|x|)."""
     magnitude = x.abs()
     square = magnitude * magnitude
     small = fma(magnitude * square, horner(square, TANH_POLY), magnitude)

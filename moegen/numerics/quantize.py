@@ -16,7 +16,7 @@ _INFINITY_BITS = 0x7F800000
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """NVFP4 rows without their second-level scale: ``codes [..., pitch]`` and linear ``scales [..., K/16]``, both uint8."""
+    """NVFP4 rows, uint8, without second-level scale: ``codes [..., pitch]`` and linear ``scales [..., K/16]``."""
 
     codes: Tensor
     scales: Tensor
@@ -44,7 +44,7 @@ def block_amax(x: Tensor) -> Tensor:
 
 
 def tensor_amax(x: Tensor) -> Tensor:
-    """Largest finite magnitude (fp32, 0-dimensional); 0 when there is none. NaN and infinity stay their block's matter."""
+    """Largest finite magnitude (fp32, 0-dimensional), 0 when there is none. NaN and infinity mark their block alone."""
     bits = magnitude_bits(x)
     largest = torch.where(bits < _INFINITY_BITS, bits, 0).flatten()
     return torch.cat((largest, largest.new_zeros(1))).amax().view(torch.float32)

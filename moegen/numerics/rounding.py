@@ -17,7 +17,7 @@ def f32(value: float) -> float:
 
 
 def to_bf16(x: Tensor) -> Tensor:
-    """fp32 to bf16, nearest even, overflow to infinity, every NaN to 0x7FC0 (library casts differ in the NaN they give)."""
+    """fp32 to bf16, nearest even, overflow to infinity, every NaN to 0x7FC0 (library casts differ here)."""
     bits = x.view(torch.int32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return torch.where(x.isnan(), BF16_NAN, rounded).to(torch.int16).view(torch.bfloat16)

@@ -1,4 +1,5 @@
-"""E2M1, E4M3, bf16 and fp16 casts: exhaustive over bf16 inputs, against ml_dtypes where it is an oracle, and the mirror."""
+"""E2M1, E4M3, bf16 and fp16 casts: exhaustive over bf16 inputs, against ml_dtypes where it is an oracle, and the
+mirror."""
 
 import itertools
 

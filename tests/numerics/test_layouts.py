@@ -47,12 +47,6 @@ def test_swizzle_8x4_has_its_literal_offsets(row, column, offset):
     assert SWIZZLE_8X4.pack(scales).flatten()[offset] == 77
 
 
-@pytest.mark.parametrize(("rows", "columns", "size"), [(1, 80, 10_240), (129, 704, 180_224), (17, 2880, 368_640)])
-def test_swizzle_128x4_pads_rows_and_columns(rows, columns, size):
-    padded_rows, padded_columns = SWIZZLE_128X4.shape(rows, columns)
-    assert padded_rows * padded_columns == size
-
-
 def test_sizes_of_field_notes_in_scale_columns():
     assert [
         SWIZZLE_128X4.pack(torch.zeros(m, k // 16, dtype=torch.uint8)).numel()

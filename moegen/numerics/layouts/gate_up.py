@@ -52,7 +52,7 @@ class GateUpRows:
         return ordered.transpose(0, 1).flatten()
 
     def pack(self, gate: Tensor, up: Tensor, dim: int = -2) -> Tensor:
-        """Fuses two halves of equal shape along ``dim``; raises as :meth:`sources`, and LayoutError on unequal shapes."""
+        """Fuses two halves of equal shape along ``dim``; raises as :meth:`sources`, and on unequal shapes."""
         if gate.shape != up.shape:
             raise LayoutError(
                 f"gate {tuple(gate.shape)} and up {tuple(up.shape)} differ", self.tag, "pass halves of one shape"

@@ -1,7 +1,7 @@
 """Weight packs: how a bank of quantised expert weights lies in memory for the kernels that read it.
 
-A bank comes in as its logical halves (gate and up, or one projection), codes and linear scales as a checkpoint has them.
-``rows8`` is the public pack. Private packs of a target register themselves with :func:`register_pack`.
+A bank comes in as its logical halves (gate and up, or one projection), codes and linear scales as a checkpoint has
+them. ``rows8`` is the public pack. Private packs of a target register themselves with :func:`register_pack`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,8 @@ GATED_ROWS = ROWS8
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """One logical weight of all experts: ``codes [E, N, K/2]`` and linear ``scales [E, N, K/16]``, uint8 or a one-byte float.
+    """One logical weight of all experts: ``codes [E, N, K/2]`` and linear ``scales [E, N, K/16]``, uint8 or a
+    one-byte float.
 
     Raises:
         TensorError: on construction, when the two shapes do not belong together.
@@ -67,10 +68,12 @@ class Pack(Protocol):
     """A weight pack. ``name`` is what ``OpSpec.weight_pack`` says."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Unique name."""
+        ...
 
     def pack(self, halves: Halves, layout: ScaleLayout) -> dict[str, Tensor]:
-        """Tensors by ABI suffix: ``codes`` and ``scales`` of a public pack, or ``packed [E, bytes]`` of a private one."""
+        """Tensors by ABI suffix: a public pack's ``codes`` and ``scales``, or a private one's ``packed [E, bytes]``."""
         ...
 
     def unpack(
@@ -81,7 +84,7 @@ class Pack(Protocol):
 
 
 class Rows8:
-    """The public pack: codes ``[E, N, pitch]``, zero-filled past K/2; gated rows interleaved by 8; scales in ``layout``."""
+    """The public pack: codes ``[E, N, pitch]``, 0 past K/2; gated rows interleaved by 8; scales in a given layout."""
 
     name = "rows8"
 

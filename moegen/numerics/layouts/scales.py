@@ -1,7 +1,7 @@
 """Orders of block scales in memory, each a value with pack, unpack and a validator.
 
-A logical scale matrix has ``rows`` rows (weight rows, or token rows) and ``columns`` = K/16 columns, one E4M3 byte each.
-Leading dimensions (experts) are packed one by one, so that an expert's stride counts padded rows.
+A logical scale matrix has ``rows`` rows (weight rows, or token rows) and ``columns`` = K/16 columns, one E4M3 byte
+each. Leading dimensions (experts) are packed one by one, so that an expert's stride counts padded rows.
 """
 
 import math
@@ -52,7 +52,7 @@ class Layout(ABC):
         return self.offset(torch.arange(rows)[:, None], torch.arange(columns)[None, :], rows, columns)
 
     def pack(self, scales: Tensor) -> Tensor:
-        """Linear scales ``[..., rows, columns]`` (uint8 or a one-byte float) to uint8 ``[..., *shape]``; padding is 0."""
+        """Linear scales ``[..., rows, columns]``, of one byte each, to uint8 ``[..., *shape]``; padding is 0."""
         data = as_bytes(scales, f"{self.tag}.pack")
         rows, columns = data.shape[-2:]
         more_rows, more_columns = self.padded(rows, columns)
@@ -70,7 +70,7 @@ class Layout(ABC):
         return self.restore(data)[..., :rows, :columns].contiguous()
 
     def validate(self, packed: Tensor, rows: int, columns: int, expected: Tensor | None = None) -> None:
-        """Checks shape, dtype, zero padding and, when given, every scale against linear ``expected [..., rows, columns]``.
+        """Checks shape, dtype, zero padding and, when given, every scale against ``expected``, which is linear.
 
         Raises:
             LayoutError: ``where`` names the first wrong element: its expert, row, column and byte offset.
@@ -105,7 +105,7 @@ class Layout(ABC):
         if len(wrong):
             expert, row, column = wrong[0].tolist()
             raise LayoutError(
-                f"scale is {got[expert, row, column].item():#04x}, expected {expected[expert, row, column].item():#04x}",
+                f"scale is {got[tuple(wrong[0])].item():#04x}, expected {expected[tuple(wrong[0])].item():#04x}",
                 f"expert {expert}, row {row}, column {column} (byte {offsets[row, column].item()} of {self.tag})",
                 "check the layout that the scales were written in",
             )
@@ -120,53 +120,40 @@ class Layout(ABC):
 
 
 @dataclass(frozen=True)
-class Linear(Layout):
-    """Row-major ``[rows, columns]``, nothing padded."""
+class Plain(Layout):
+    """Row-major ``[rows, columns]``, or ``[columns, rows]`` as fused checkpoints with K first have it; not padded."""
+
+    transposed: bool = False
 
     @property
     def tag(self) -> str:
-        return ScaleLayout.LINEAR.value
+        """``linear`` or ``transposed``."""
+        return "transposed" if self.transposed else ScaleLayout.LINEAR.value
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
-        return rows, columns
+        """As the tag says."""
+        return (columns, rows) if self.transposed else (rows, columns)
 
     def offset(self, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
-        return row * columns + column
+        """``row·columns + column``, or ``column·rows + row``."""
+        return column * rows + row if self.transposed else row * columns + column
 
     def arrange(self, padded: Tensor) -> Tensor:
-        return padded
+        """The matrix or its transpose."""
+        return padded.transpose(-1, -2) if self.transposed else padded
 
     def restore(self, packed: Tensor) -> Tensor:
-        return packed
-
-
-@dataclass(frozen=True)
-class Transposed(Layout):
-    """Column-major, ``[columns, rows]``: how fused checkpoints with K first store scales."""
-
-    @property
-    def tag(self) -> str:
-        return "transposed"
-
-    def shape(self, rows: int, columns: int) -> tuple[int, int]:
-        return columns, rows
-
-    def offset(self, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
-        return column * rows + row
-
-    def arrange(self, padded: Tensor) -> Tensor:
-        return padded.transpose(-1, -2)
-
-    def restore(self, packed: Tensor) -> Tensor:
-        return packed.transpose(-1, -2)
+        """The matrix or its transpose: its own inverse."""
+        return self.arrange(packed)
 
 
 @dataclass(frozen=True)
 class Tiled(Layout):
     """Tiles of ``row_tile`` rows × 4 scale columns, each contiguous; K tiles run fastest.
 
-    Within a tile, rows r, r + ``lanes``, r + 2·``lanes`` … lie side by side, 4 bytes each. ``row_tile=128, lanes=32`` is what
-    the block-scaled tensor cores load (CUTLASS, cuBLAS), ``row_tile=8, lanes=8`` the form for few rows (TensorRT-LLM R8c4).
+    Within a tile, rows r, r + ``lanes``, r + 2·``lanes`` … lie side by side, 4 bytes each. ``row_tile=128, lanes=32``
+    is what the block-scaled tensor cores load (CUTLASS, cuBLAS); ``row_tile=8, lanes=8`` is the form for few rows
+    (TensorRT-LLM R8c4).
     """
 
     row_tile: int
@@ -179,32 +166,38 @@ class Tiled(Layout):
 
     @property
     def tag(self) -> str:
+        """``swizzle_128x4``, ``swizzle_8x4``."""
         return f"swizzle_{self.row_tile}x4"
 
     def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """The padded matrix's, whose bytes are in another order."""
         return self.padded(rows, columns)
 
     def padded(self, rows: int, columns: int) -> tuple[int, int]:
+        """Whole tiles."""
         return round_up(rows, self.row_tile), round_up(columns, 4)
 
     def offset(self, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
+        """Of the tile, then of the lane, the row group and the column within it."""
         tile = (row // self.row_tile) * (round_up(columns, 4) // 4) + column // 4
         within = (row % self.lanes) * (4 * self.groups) + (row % self.row_tile) // self.lanes * 4 + column % 4
         return tile * (self.row_tile * 4) + within
 
     def arrange(self, padded: Tensor) -> Tensor:
+        """Tile rows, groups, lanes, tile columns, columns → tile rows, tile columns, lanes, groups, columns."""
         rows, columns = padded.shape[-2:]
         tiles = padded.reshape(*padded.shape[:-2], rows // self.row_tile, self.groups, self.lanes, columns // 4, 4)
         return tiles.movedim((-2, -3, -4), (-4, -3, -2)).reshape(*padded.shape[:-2], rows, columns)
 
     def restore(self, packed: Tensor) -> Tensor:
+        """The same moves back."""
         rows, columns = packed.shape[-2:]
         tiles = packed.reshape(*packed.shape[:-2], rows // self.row_tile, columns // 4, self.lanes, self.groups, 4)
         return tiles.movedim((-4, -3, -2), (-2, -3, -4)).reshape(*packed.shape[:-2], rows, columns)
 
 
-LINEAR = Linear()
-TRANSPOSED = Transposed()
+LINEAR = Plain()
+TRANSPOSED = Plain(transposed=True)
 SWIZZLE_128X4 = Tiled(row_tile=128, lanes=32)
 SWIZZLE_8X4 = Tiled(row_tile=8, lanes=8)
 LAYOUTS: dict[str, Layout] = {layout.tag: layout for layout in (LINEAR, TRANSPOSED, SWIZZLE_128X4, SWIZZLE_8X4)}

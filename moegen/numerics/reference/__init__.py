@@ -5,8 +5,8 @@ from moegen.numerics.reference.routing import Routing, route
 from moegen.numerics.reference.row_layouts import RowLayout, register_row_layout, row_layout
 
 __all__ = [
-    "RowLayout",
     "Routing",
+    "RowLayout",
     "defined_rows",
     "register_row_layout",
     "route",

@@ -18,8 +18,8 @@ from moegen.numerics.rounding import round_at
 class Bank:
     """A packed weight bank and how to read it.
 
-    ``tensors`` by ABI suffix (``codes`` and ``scales``, or ``packed``), ``alpha [E, halves]`` fp32, ``bias [E, N]`` fp32
-    in packed row order or None; ``rows`` of one half, ``depth`` K.
+    ``tensors`` by ABI suffix (``codes`` and ``scales``, or ``packed``), ``alpha [E, halves]`` fp32, ``bias [E, N]``
+    fp32 in packed row order or None; ``rows`` of one half, ``depth`` K.
     """
 
     pack: str
@@ -136,7 +136,7 @@ def gemm1(
 
 
 def gemm2(read_rows: RowReader, bank: Bank, *, rows: int, grouping: Iterator[Span], decode: Tensor | None) -> Tensor:
-    """Steps 1 to 3 of the second product: fp32 ``[R, H]``. ``decode`` fp32 ``[E]``, or ``[1]`` for all experts, or None."""
+    """Steps 1 to 3 of the second product: fp32 ``[R, H]``. ``decode`` is fp32 ``[E]`` or ``[1]``, or None."""
     output = torch.zeros(rows, bank.rows)
     for span in grouping:
         scale = None if decode is None else decode[span.expert if len(decode) > 1 else 0]

@@ -11,7 +11,9 @@ class RowLayout(Protocol):
     """How ``x_rows`` and ``h_rows`` lie. ``name`` is what ``OpSpec.rows_layout`` says."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Unique name."""
+        ...
 
     def pack(self, rows: Tensor) -> Tensor:
         """Row-major ``[R, K]`` to the buffer that the ABI declares, padding 0."""
