@@ -10,15 +10,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from moegen.build.timing import FIRST_LIMIT_S, TimeLimit
 from moegen.build.toolchain import Status, clean_environment
 from moegen.core.errors import ToolchainMissing
 
-_FIRST_LIMIT_S = 600.0
-_FLOOR_S = 60.0
-_SAMPLES = 5
 _POLL_S = 0.01
 _TIMED_OUT = (124, 137)
 #: step=$1, then the command: runs it under the limit of the moment; the status file appears whole.
@@ -62,25 +60,6 @@ class StepResult:
     seconds: float = 0.0
 
 
-@dataclass
-class _TimeLimit:
-    """Five times the 95th percentile of the steps so far, so that a hanging compiler does not hold a build up."""
-
-    path: Path
-    seconds: list[float] = field(default_factory=list)
-
-    def add(self, seconds: float) -> None:
-        self.seconds.append(seconds)
-        if len(self.seconds) >= _SAMPLES:
-            ordered = sorted(self.seconds)
-            self.write(max(_FLOOR_S, 5.0 * ordered[int(0.95 * (len(ordered) - 1))]))
-
-    def write(self, seconds: float) -> None:
-        stage = self.path.with_suffix(".tmp")
-        stage.write_text(f"{seconds:.1f}\n")
-        os.replace(stage, self.path)
-
-
 def ninja_program() -> str:
     """Path of ninja: the wheel's, else the system's.
 
@@ -104,7 +83,7 @@ def run_steps(
     work: Path,
     parallel: int,
     done: Callable[[Step, StepResult], None],
-    limit_s: float = _FIRST_LIMIT_S,
+    limit_s: float = FIRST_LIMIT_S,
 ) -> None:
     """Runs every step whose needs succeed; reports each that ran, in order of completion.
 
@@ -116,8 +95,8 @@ def run_steps(
         ToolchainMissing: no ninja.
     """
     program = ninja_program()
-    limit = _TimeLimit(work / "limit")
-    limit.write(limit_s)
+    limit = TimeLimit(limit_s)
+    _write_limit(work, limit)
     (work / "run.sh").write_text(_SCRIPT)
     (work / "build.ninja").write_text(_ninja_file(steps))
     pending = {step.name: step for step in steps}
@@ -136,6 +115,7 @@ def run_steps(
             for name in [name for name in pending if (work / f"{name}.status").exists()]:
                 result = _read(pending[name], work)
                 limit.add(result.seconds)
+                _write_limit(work, limit)
                 done(pending.pop(name), result)
             if ended:
                 return
@@ -144,6 +124,12 @@ def run_steps(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
+
+
+def _write_limit(work: Path, limit: TimeLimit) -> None:
+    stage = work / "limit.tmp"
+    stage.write_text(f"{limit.seconds:.3f}\n")
+    os.replace(stage, work / "limit")
 
 
 def _read(step: Step, work: Path) -> StepResult:

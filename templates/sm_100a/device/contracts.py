@@ -183,7 +183,8 @@ class HalfStep(Te):
 
     @staticmethod
     def code(values):
-        # Adding and taking away 1.5 · 2^23 rounds to an integer, ties to even; doubling is exact, so contraction is harmless.
+        # Adding and taking away 1.5 · 2^23 rounds to an integer, ties to even. Doubling is exact, so contraction is
+        # harmless.
         magnitude = cute.make_rmem_tensor(values.shape, Float32)
         magnitude.store(abs(values))
         for i in range(cute.size(magnitude)):

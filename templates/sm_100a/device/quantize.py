@@ -9,7 +9,6 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float4E2M1FN, Float8E4M3FN, Float32, Int32, Int64, Uint8
-
 from sm_100a.device.contracts import FLT_MAX
 
 BLOCK = 16
