@@ -41,7 +41,11 @@ def _spec_error(document: Document, problems: list[tuple[FieldPath, Problem]]) -
 
 def _problems(error: ValidationError, data: dict[str, Any]) -> Iterator[tuple[FieldPath, Problem]]:
     seen: set[tuple[FieldPath, str]] = set()
-    for item in error.errors(include_url=False):
+    items = error.errors(include_url=False)
+    for item in items:
+        depth = len(item["loc"])
+        if any(len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items):
+            continue  # what is wrong inside a field comes before the field's own complaint
         if item["type"] == "contradiction":
             for problem in item.get("ctx", {})["problems"]:
                 yield _path(problem.field), problem
