@@ -130,6 +130,10 @@ class Workspace:
         size = dtype.itemsize * _product(shape)
         return self._arena[region.offset : region.offset + size].view(dtype).view(shape)
 
+    def poison(self, byte: int) -> None:
+        """Fills every buffer (not scratch) with a byte, to show that no kernel reads what none wrote."""
+        self._arena[: self.arena_bytes].fill_(byte)
+
     def scratch(self, size: int) -> torch.Tensor:
         """The first ``size`` bytes of scratch: zero before each launch, because every kernel leaves it zeroed."""
         return self._arena[self.arena_bytes : self.arena_bytes + size]
