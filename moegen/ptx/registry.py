@@ -32,6 +32,10 @@ _MODULES = (
     "isa_warp",
     "isa_barrier",
     "isa_mbarrier",
+    "isa_copy",
+    "isa_tensor",
+    "isa_tcgen05",
+    "tcgen05_mma",
 )
 _BUILDERS: dict[str, "Builder"] = {}
 _LOADED = False

@@ -121,10 +121,9 @@ class Scheduler:
             if barrier.arrived:
                 message = f"barrier {number} has {barrier.arrived} of {barrier.expected} arrivals at exit"
                 self._at_exit(cta, Check.ASYNC_EXIT, message)
-        pending = [w for w in cta.warps if w.scratch.get("bulk_reads")]
-        for w in pending:
-            groups = w.scratch["bulk_reads"]
-            if any(not done() for done in groups):
+        for w in cta.warps:
+            bulk = w.scratch.get("bulk")
+            if bulk is not None and bulk.reading:
                 self._at_exit(cta, Check.ASYNC_EXIT, f"warp {w.index} exits while bulk copies still read its memory")
 
     def _at_exit(self, cta: Cta, check: Check, message: str) -> None:

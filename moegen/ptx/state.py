@@ -297,6 +297,7 @@ class Machine:
         self.engine = AsyncEngine(options.policy, self.rng)
         self.events = 0
         self.steps = 0
+        self.serial = 0
         self.bytes_moved: dict[str, int] = {}
         self.races: RaceDetector | None = None
         self.found: dict[tuple[Any, ...], Report] = {}
@@ -310,6 +311,11 @@ class Machine:
         """A clock that moves with every reading and with work done."""
         self.events += 1
         return 1_000_000 + self.events + 32 * self.steps
+
+    def next_serial(self) -> int:
+        """A new number, to give an asynchronous operation a queue of its own."""
+        self.serial += 1
+        return self.serial
 
     def count_bytes(self, space: str, amount: int) -> None:
         """Adds to the bytes moved per memory space and direction."""

@@ -1,0 +1,432 @@
+"""cp.async and bulk copies without tensor maps, their groups, and mbarrier completion."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moegen.ptx import groups
+from moegen.ptx.asyncs import Operation
+from moegen.ptx.dtypes import ALL, LANES, TYPES, Mask
+from moegen.ptx.emit import Effect, Emit, Lowered, Pure
+from moegen.ptx.formats import bf16_to_f32, f32_to_bf16
+from moegen.ptx.isa_atomic import combine
+from moegen.ptx.isa_mbarrier import lanes_by_address
+from moegen.ptx.isa_memory import raise_fault, shared_groups
+from moegen.ptx.kernel import BLOCK
+from moegen.ptx.mbarrier import Mbarrier
+from moegen.ptx.memory import MemoryFault, low_part
+from moegen.ptx.registry import instruction
+from moegen.ptx.report import Check
+from moegen.ptx.state import Cta, first_lane
+
+if TYPE_CHECKING:
+    from moegen.ptx.warp import Warp
+
+#: Byte that in-flight destinations hold: NaN in every scale format, so that an early read shows.
+POISON = 0xFF
+
+
+class Site:
+    """Where an asynchronous operation was issued, for findings that appear when it happens."""
+
+    __slots__ = ("item", "w")
+
+    def __init__(self, w: "Warp") -> None:
+        self.w = w
+        self.item = w.kernel.items[w.pc]
+
+    def fault(self, check: Check, message: str, address: int = -1) -> None:
+        """Reports a finding at the issuing instruction."""
+        w = self.w
+        name = w.kernel.entry.name
+        w.cta.machine.report(
+            check, message, kernel=name, item=self.item, cta=w.cta.index, warp=w.index, address=address
+        )
+
+    def memory(self, fault: MemoryFault) -> None:
+        """Reports a memory fault."""
+        self.fault(Check(fault.kind), fault.what, fault.address)
+
+
+def deliver(cta: Cta, offset: int, amount: int, site: Site, ticket: Any) -> None:
+    """complete_tx at a barrier of a CTA."""
+    barrier: Mbarrier | None = cta.mbarriers.get(offset)
+    if barrier is None:
+        site.fault(Check.MBARRIER, f"a copy completes on an mbarrier that is not initialised (CTA {cta.index})", offset)
+        return
+    if ticket is not None:
+        ticket.arrive(cta, offset, barrier)
+    barrier.complete_tx(amount)
+    cta.machine.events += 1
+
+
+def poison(cta: Cta, offset: int, count: int) -> None:
+    """Marks the destination of an in-flight copy."""
+    cta.shared.bytes(offset, count)[:] = POISON
+
+
+# -- cp.async ----------------------------------------------------------------------------------------------------
+
+
+@instruction(
+    "cp.async.ca.shared{,::cta}.global{,.L2::64B,.L2::128B,.L2::256B}{,.L2::cache_hint}",
+    "cp.async.cg.shared{,::cta}.global{,.L2::64B,.L2::128B,.L2::256B}{,.L2::cache_hint}",
+)
+def _cp_async(e: Emit) -> Lowered:
+    dst, src, size = e.place(), e.place(), e.integer()
+    if size not in (4, 8, 16) or (e.has("cg") and size != 16):
+        raise e.fail(f"a copy of {size} bytes")
+    policies = 1 if e.has("L2::cache_hint") else 0
+    actual = e.src("u32") if e.remaining > policies else None
+    if policies:
+        e.src("b64")
+
+    def run(w: "Warp", m: Mask) -> None:
+        machine, site = w.cta.machine, Site(w)
+        targets = dst.lanes(w).astype(np.uint64)
+        sources = src.lanes(w).astype(np.uint64)
+        lengths = np.full(LANES, size, np.uint32) if actual is None else w.R[actual]
+        lanes = np.flatnonzero(m).tolist()
+        pairs = [(int(targets[k]), int(sources[k]), int(lengths[k])) for k in lanes]
+        for target, source, length in pairs:
+            if target % size or source % size:
+                site.fault(Check.MISALIGNED, f"cp.async of {size} bytes from {source:#x} to {target:#x}", target)
+            if length > size:
+                site.fault(Check.MISALIGNED, f"cp.async with a source size of {length} > {size}", source)
+        parts = shared_groups(w, targets, m, "shared::cta")
+        cta, offsets, _ = parts[0]
+        places = offsets[m].astype(np.int64)
+        try:
+            for offset in (int(places.min()), int(places.max())):
+                cta.shared.bytes(offset, size)
+        except MemoryFault as fault:
+            raise_fault(w, fault)
+        for offset in places.tolist():
+            poison(cta, offset, size)
+        batch = groups.of(w.scratch, "cp.async").open
+        batch.writes += 1
+        ticket = machine.races.issue(w, "cp.async") if machine.races is not None else None
+        if ticket is not None:
+            batch.serial = ticket.clock_value
+
+        def copy() -> None:
+            try:
+                for (_, source, length), offset in zip(pairs, places.tolist(), strict=True):
+                    place = cta.shared.bytes(offset, size)
+                    place[:] = 0
+                    if length:
+                        place[:length] = machine.memory.bytes(source, length)
+            except MemoryFault as fault:
+                site.memory(fault)
+            if ticket is not None:
+                ticket.write_lanes(cta, places, size)
+            batch.writes -= 1
+
+        machine.count_bytes("global read", sum(p[2] for p in pairs))
+        machine.count_bytes("shared write", size * len(pairs))
+        machine.engine.submit(("cp.async", w), Operation(copy))
+
+    return e.effect(run)
+
+
+@instruction("cp.async.commit_group")
+def _cp_commit(e: Emit) -> Lowered:
+    return e.effect(lambda w, m: groups.of(w.scratch, "cp.async").commit(m))
+
+
+def wait_groups(e: Emit, kind: str, allowed: int, reads_only: bool) -> Effect:
+    """A wait for all but the latest ``allowed`` groups."""
+
+    def run(w: "Warp", m: Mask) -> int | None:
+        mine = groups.of(w.scratch, kind)
+        if not mine.ready(m, allowed, reads_only):
+            w.wait = lambda: mine.ready(m, allowed, reads_only)
+            return BLOCK
+        races = w.cta.machine.races
+        if races is not None:
+            serial = max((batch.serial for batch in mine.waited(m, allowed, reads_only)), default=0)
+            races.group_wait(w, kind, serial)
+        mine.trim()
+        return None
+
+    return e.effect(run)
+
+
+@instruction("cp.async.wait_group")
+def _cp_wait_group(e: Emit) -> Lowered:
+    return wait_groups(e, "cp.async", e.integer(), False)
+
+
+@instruction("cp.async.wait_all")
+def _cp_wait_all(e: Emit) -> Lowered:
+    inner = wait_groups(e, "cp.async", 0, False)
+
+    def run(w: "Warp", m: Mask) -> int | None:
+        mine = groups.of(w.scratch, "cp.async")
+        if mine.open.writes:
+            mine.commit(m)
+        return inner.run(w, m)
+
+    return Effect(run)
+
+
+@instruction("cp.async.mbarrier.arrive{,.noinc}{,.shared,.shared::cta}.b64")
+def _cp_mbarrier(e: Emit) -> Lowered:
+    place, no_increment = e.place(), e.has("noinc")
+
+    def run(w: "Warp", m: Mask) -> None:
+        machine, site = w.cta.machine, Site(w)
+        for address, lanes in lanes_by_address(w, place, m):
+            cta, offset = w.cta.resolve(address)
+            barrier = cta.mbarriers.get(offset)
+            if barrier is None:
+                site.fault(Check.MBARRIER, "cp.async arrives on an mbarrier that is not initialised", address)
+                return
+            count = LANES if lanes is ALL else int(lanes.sum())
+            if not no_increment:
+                barrier.pending += count
+            ticket = machine.races.issue(w, "cp.async", advance=False) if machine.races is not None else None
+
+            def arrive(barrier: Mbarrier = barrier, count: int = count, cta: Cta = cta, offset: int = offset) -> None:
+                if ticket is not None:
+                    ticket.arrive(cta, offset, barrier)
+                if not barrier.arrive(count):
+                    site.fault(Check.MBARRIER, f"{count} arrivals, {barrier.pending} expected", offset)
+                machine.events += 1
+
+            machine.engine.submit(("cp.async", w), Operation(arrive))
+
+    return e.effect(run)
+
+
+# -- bulk copies -------------------------------------------------------------------------------------------------
+
+
+def bulk_load_targets(w: "Warp", destination: int, mask: int | None) -> list[tuple[Cta, int]]:
+    """CTAs and offsets that a (multicast) copy into shared memory writes."""
+    cta, offset = w.cta.resolve(destination)
+    if mask is None:
+        return [(cta, offset)]
+    cluster = w.cta.cluster
+    chosen = [k for k in range(16) if mask >> k & 1]
+    if any(k >= cluster.size for k in chosen):
+        raise MemoryFault("out-of-bounds", f"multicast mask {mask:#x} in a cluster of {cluster.size}", mask)
+    return [(cluster.ctas[k], offset) for k in chosen]
+
+
+@instruction(
+    "cp.async.bulk.shared::{cluster,cta}.global.mbarrier::complete_tx::bytes{,.multicast::cluster}{,.L2::cache_hint}",
+)
+def _bulk_load(e: Emit) -> Lowered:
+    dst, src, size, bar = e.place(), e.place(), e.src("u32"), e.place()
+    mask_slot = e.src("b16") if e.has("multicast::cluster") else None
+    if e.has("L2::cache_hint"):
+        e.src("b64")
+
+    def run(w: "Warp", m: Mask) -> None:
+        for lane in np.flatnonzero(m).tolist():
+            _one_bulk_load(
+                w,
+                int(low_part(np.uint64(dst.lane(w, lane)))),
+                src.lane(w, lane),
+                int(w.R[size][lane]),
+                int(low_part(np.uint64(bar.lane(w, lane)))),
+                None if mask_slot is None else int(w.R[mask_slot][lane]),
+            )
+
+    return e.effect(run)
+
+
+def _check_bulk(site: Site, size: int, *addresses: int) -> None:
+    if size % 16 or any(a % 16 for a in addresses):
+        shown = ", ".join(f"{a:#x}" for a in addresses)
+        site.fault(Check.MISALIGNED, f"a bulk copy of {size} bytes at {shown}: multiples of 16 are needed", addresses[0])
+
+
+def _one_bulk_load(w: "Warp", destination: int, source: int, size: int, barrier: int, mask: int | None) -> None:
+    machine, site = w.cta.machine, Site(w)
+    _check_bulk(site, size, destination, source)
+    try:
+        targets = bulk_load_targets(w, destination, mask)
+        _, bar_offset = w.cta.resolve(barrier)
+        for cta, offset in targets:
+            poison(cta, offset, size)
+    except MemoryFault as fault:
+        raise_fault(w, fault)
+        return
+    home = w.cta.resolve(barrier)[0]
+    ticket = machine.races.issue(w, "tma") if machine.races is not None else None
+    if ticket is not None:
+        for cta, offset in targets:
+            ticket.poison(cta, offset, size)
+
+    def copy() -> None:
+        try:
+            data = machine.memory.bytes(source, size)
+            for cta, offset in targets:
+                cta.shared.bytes(offset, size)[:] = data
+                goal = home if mask is None else cta
+                if ticket is not None:
+                    ticket.at_barrier(goal, bar_offset)
+                    ticket.write_range(cta, offset, size)
+                deliver(goal, bar_offset, size, site, ticket)
+        except MemoryFault as fault:
+            site.memory(fault)
+
+    machine.count_bytes("global read", size)
+    machine.count_bytes("shared write", size * len(targets))
+    machine.engine.submit(("bulk", machine.next_serial()), Operation(copy))
+
+
+@instruction("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes")
+def _bulk_to_cluster(e: Emit) -> Lowered:
+    dst, src, size, bar = e.place(), e.place(), e.src("u32"), e.place()
+
+    def run(w: "Warp", m: Mask) -> None:
+        machine = w.cta.machine
+        for lane in np.flatnonzero(m).tolist():
+            site = Site(w)
+            amount = int(w.R[size][lane])
+            places = [int(low_part(np.uint64(p.lane(w, lane)))) for p in (dst, src, bar)]
+            _check_bulk(site, amount, *places[:2])
+            try:
+                to, from_, home = (w.cta.resolve(a) for a in places)
+                poison(*to, amount)
+            except MemoryFault as fault:
+                raise_fault(w, fault)
+                return
+            ticket = machine.races.issue(w, "tma") if machine.races is not None else None
+
+            def copy(to: Any = to, from_: Any = from_, home: Any = home, amount: int = amount, site: Site = site, ticket: Any = ticket) -> None:
+                to[0].shared.bytes(to[1], amount)[:] = from_[0].shared.bytes(from_[1], amount)
+                if ticket is not None:
+                    ticket.at_barrier(*home)
+                    ticket.read_range(from_[0], from_[1], amount, Check.PROXY_FENCE)
+                    ticket.write_range(to[0], to[1], amount)
+                deliver(*home, amount, site, ticket)
+
+            machine.engine.submit(("bulk", machine.next_serial()), Operation(copy))
+
+    return e.effect(run)
+
+
+def submit_store(w: "Warp", read: Any, write: Any, ticket: Any) -> None:
+    """A bulk operation that reads shared memory and later writes global memory, tracked by bulk groups.
+
+    Args:
+        read: returns the data (and does the race detector's reads).
+        write: takes the data.
+    """
+    machine = w.cta.machine
+    batch = groups.of(w.scratch, "bulk").open
+    batch.reads += 1
+    batch.writes += 1
+    if ticket is not None:
+        batch.serial = ticket.clock_value
+    key = ("bulk", machine.next_serial())
+
+    def first() -> None:
+        data = read()
+        batch.reads -= 1
+
+        def second() -> None:
+            write(data)
+            batch.writes -= 1
+            machine.events += 1
+
+        machine.engine.submit(key, Operation(second))
+
+    machine.engine.submit(key, Operation(first))
+
+
+_REDUCE = "{add,min,max,inc,dec,and,or,xor}"
+
+
+@instruction(
+    "cp.async.bulk.global.shared::cta.bulk_group{,.L2::cache_hint}",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group{,.L2::cache_hint}.{add,min,max}.{u32,s32,u64,s64}",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group{,.L2::cache_hint}.{inc,dec}.u32",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group{,.L2::cache_hint}.{and,or,xor}.{b32,b64}",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group{,.L2::cache_hint}.add.{f32,f64}",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group{,.L2::cache_hint}.add.noftz.{f16,bf16}",
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group{,.L2::cache_hint}.{min,max}.{f16,bf16}",
+)
+def _bulk_store(e: Emit) -> Lowered:
+    dst, src, size = e.place(), e.place(), e.src("u32")
+    if e.has("L2::cache_hint"):
+        e.src("b64")
+    reduce = e.mods[1] == "reduce"
+    kind = TYPES[e.mods[-1]] if reduce else None
+    name = next((m for m in e.mods if m in {"add", "min", "max", "inc", "dec", "and", "or", "xor"}), "")
+    op = combine(name, kind) if kind is not None else None
+
+    def run(w: "Warp", m: Mask) -> None:
+        machine = w.cta.machine
+        for lane in np.flatnonzero(m).tolist():
+            site = Site(w)
+            amount, target = int(w.R[size][lane]), dst.lane(w, lane)
+            source = int(low_part(np.uint64(src.lane(w, lane))))
+            _check_bulk(site, amount, target, source)
+            try:
+                cta, offset = w.cta.resolve(source)
+                cta.shared.bytes(offset, amount)
+            except MemoryFault as fault:
+                raise_fault(w, fault)
+                return
+            ticket = machine.races.issue(w, "bulk") if machine.races is not None else None
+
+            def read(cta: Cta = cta, offset: int = offset, amount: int = amount, ticket: Any = ticket) -> Any:
+                if ticket is not None:
+                    ticket.read_range(cta, offset, amount, Check.PROXY_FENCE)
+                return cta.shared.bytes(offset, amount).copy()
+
+            def write(data: Any, target: int = target, amount: int = amount, site: Site = site) -> None:
+                try:
+                    place = machine.memory.bytes(target, amount)
+                except MemoryFault as fault:
+                    site.memory(fault)
+                    return
+                if op is None or kind is None:
+                    place[:] = data
+                else:
+                    cells = place.view(kind.store)
+                    cells[:] = op(cells, data.view(kind.store))
+
+            submit_store(w, read, write, ticket)
+            machine.count_bytes("global reduce" if reduce else "global write", amount)
+            machine.count_bytes("shared read", amount)
+
+    return e.effect(run)
+
+
+@instruction("cp.async.bulk.commit_group")
+def _bulk_commit(e: Emit) -> Lowered:
+    return e.effect(lambda w, m: groups.of(w.scratch, "bulk").commit(m))
+
+
+@instruction("cp.async.bulk.wait_group{,.read}")
+def _bulk_wait(e: Emit) -> Lowered:
+    return wait_groups(e, "bulk", e.integer(), e.has("read"))
+
+
+@instruction("cp.async.bulk.prefetch.L2.global{,.L2::cache_hint}")
+def _bulk_prefetch(e: Emit) -> Lowered:
+    e.place()
+    e.src("u32")
+    if e.has("L2::cache_hint"):
+        e.src("b64")
+    e.done()
+    return Pure([])
+
+
+__all__ = [
+    "POISON",
+    "Site",
+    "bf16_to_f32",
+    "bulk_load_targets",
+    "deliver",
+    "f32_to_bf16",
+    "first_lane",
+    "poison",
+    "submit_store",
+]
