@@ -112,7 +112,7 @@ def scaled_silu(x: Tensor, alpha: float) -> Tensor:
 
 
 def tanh(x: Tensor) -> Tensor:
-    """Odd in the bits: computed on |x|, the sign copied. Polynomial below TANH_SPLIT, then (1-e)/(1+e), e = exp(-2|x|)."""
+    """Odd in the bits: computed on |x|, sign copied. Polynomial below TANH_SPLIT, then (1-e)/(1+e), e = exp(-2|x|)."""
     magnitude = x.abs()
     square = magnitude * magnitude
     small = fma(magnitude * square, horner(square, TANH_POLY), magnitude)

@@ -66,14 +66,14 @@ class Router:
             ids ``[T, k]`` int64, best first, and weights ``[T, k]`` fp32.
 
         Raises:
-            SpecError: k > E, or E is not a whole number of groups.
+            SpecError: the kept groups hold fewer than k experts, or E is not a whole number of groups.
         """
         experts = logits.shape[-1]
-        if self.top_k > experts or experts % self.groups:
+        if experts % self.groups or self.top_k > experts // self.groups * self.keep_groups:
             raise SpecError(
-                f"top_k {self.top_k} and {self.groups} groups of {experts} experts",
+                f"top_k {self.top_k} of {experts} experts, {self.keep_groups} of {self.groups} groups kept",
                 "router",
-                "choose k <= E, groups that divide E",
+                "choose groups that divide E, and k at most the experts of the kept groups",
             )
         scores = self.scores(logits.float())
         choice = scores if correction_bias is None else scores + correction_bias.float()
