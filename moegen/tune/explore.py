@@ -58,13 +58,14 @@ def explore(
     return found
 
 
-def covering(pipelines: Sequence[Pipeline]) -> list[Pipeline]:
-    """Few pipelines that together use every variant (greedy set cover, ties to the earlier)."""
+def covering(pipelines: Sequence[Pipeline]) -> list[tuple[Pipeline, tuple[int, ...]]]:
+    """Few pipelines that together use every variant, each with the steps to time in it (greedy set cover, ties to the
+    earlier): every variant is timed once."""
     missing = {step.variant for pipeline in pipelines for step in pipeline.steps}
-    chosen: list[Pipeline] = []
+    chosen: list[tuple[Pipeline, tuple[int, ...]]] = []
     while missing:
         best = max(pipelines, key=lambda pipeline: len(missing & {step.variant for step in pipeline.steps}))
-        chosen.append(best)
+        chosen.append((best, tuple(i for i, step in enumerate(best.steps) if step.variant in missing)))
         missing -= {step.variant for step in best.steps}
     return chosen
 
@@ -96,22 +97,22 @@ def _passes(bench: Bench, pipeline: Pipeline, found: PointFindings) -> bool:
     return found.checked[pipeline.name].status is TrialStatus.OK
 
 
-def _time_ops(bench: Bench, cover: Iterable[Pipeline], policy: MeasurePolicy, found: PointFindings) -> None:
-    """Times each step of the covering pipelines in interleaved rounds."""
-    running = [pipeline for pipeline in cover if _passes(bench, pipeline, found)]
+def _time_ops(
+    bench: Bench, cover: Iterable[tuple[Pipeline, tuple[int, ...]]], policy: MeasurePolicy, found: PointFindings
+) -> None:
+    """Times the chosen steps of the covering pipelines in interleaved rounds."""
+    running = [(pipeline, chosen) for pipeline, chosen in cover if _passes(bench, pipeline, found)]
     samples: dict[str, list[list[float]]] = {}
-    kinds = {step.variant: step.op.kind for pipeline in running for step in pipeline.steps}
-    for number in range(policy.halving_rounds + 1):
-        for pipeline in list(running):
+    kinds = {step.variant: step.op.kind for pipeline, _ in running for step in pipeline.steps}
+    for _ in range(policy.halving_rounds):
+        for pipeline, chosen in list(running):
             try:
-                steps = bench.sample_steps(pipeline.name, policy.calls_per_round)
+                times = bench.sample_steps(pipeline.name, chosen, policy.calls_per_round)
             except CandidateFailed as failure:
-                running.remove(pipeline)
+                running.remove((pipeline, chosen))
                 found.checked[pipeline.name] = Checked(status=failure.status, note=failure.note)
                 continue
-            if number == 0 and policy.warmup_calls:
-                continue
-            for step, times in zip(pipeline.steps, steps, strict=True):
-                samples.setdefault(step.variant, []).append(times)
+            for index, calls in zip(chosen, times, strict=True):
+                samples.setdefault(pipeline.steps[index].variant, []).append(calls)
     for variant, rounds in samples.items():
         found.ops[variant] = OpTiming(kind=kinds[variant], variant=variant, timing=summarise(rounds))

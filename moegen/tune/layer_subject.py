@@ -85,16 +85,19 @@ class LayerSubject:
         samples = self._clock.time(pipeline, call, calls, self._flusher())
         return {"us": samples, "clock_mhz": clock_mhz(self._device)}
 
-    def sample_steps(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
-        """Times each step alone, after one whole call that fills its inputs."""
+    def sample_steps(
+        self, pipeline: str, tokens: int, routing: str, seed: int, steps: list[int], calls: int
+    ) -> dict[str, Any]:
+        """Times single steps, after one whole call that fills their inputs."""
         inputs, rig = self._point(tokens, routing, seed), self._rig_for(seed)
         bound, y = rig.bound(pipeline, tokens), torch.empty_like(inputs.x)
         caller = (inputs.x, inputs.topk_ids.to(bound.ids_dtype), inputs.topk_weights, y, 0)
         bound.launch(*caller)
-        samples = [
-            self._clock.time(f"{pipeline}#{number}", lambda launch=launch: launch(caller), calls, self._flusher())
-            for number, launch in enumerate(bound.launches)
-        ]
+        samples = []
+        for index in steps:
+            launch = bound.launches[index]
+            key = f"{pipeline}#{index}"
+            samples.append(self._clock.time(key, lambda launch=launch: launch(caller), calls, self._flusher()))
         return {"us": samples}
 
     def _rig_for(self, seed: int) -> Rig:

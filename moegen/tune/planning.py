@@ -96,23 +96,22 @@ def estimate(
     flush_us = 3 * facts.l2_bytes / facts.read_bytes_s * 1e6 if policy.cache is Cache.COLD else 0.0
     per_call_us = flush_us + _REQUEST_US
     races_held = min(policy.finalists + len(defaults), len(pipelines))
-    cover = len(covering(pipelines)) if len(pipelines) > races_held else 0
+    cover = covering(pipelines) if len(pipelines) > races_held else []
+    steps = sum(len(chosen) for _, chosen in cover)
     calls_each = (
         policy.warmup_calls
         + policy.screen_calls
         + (policy.min_rounds + policy.max_rounds) // 2 * policy.calls_per_round
     )
-    op_calls = cover * (policy.halving_rounds + 1) * policy.calls_per_round
+    op_calls = steps * policy.halving_rounds * policy.calls_per_round
     duel_calls = 2 * policy.confirm_rounds * policy.calls_per_round
-    steps = max((len(pipeline.steps) for pipeline in pipelines), default=0)
     calls_at_point = races_held * calls_each + op_calls + duel_calls
     seconds = 0.0
     for point in points:
         call_us = _model_us(pipelines, point.tokens)
         seconds += calls_at_point * (call_us + per_call_us) / 1e6
-        seconds += op_calls * (steps - 1) * flush_us / 1e6
-        seconds += (races_held + cover) * call_us * _GATE_FACTOR / 1e6
-    trials = len(points) * (races_held + 2 + sum(len(pipeline.steps) for pipeline in pipelines[:cover]))
+        seconds += (races_held + len(cover)) * call_us * _GATE_FACTOR / 1e6
+    trials = len(points) * (races_held + 2 + steps)
     return Estimate(
         points=len(points),
         calls=len(points) * calls_at_point,

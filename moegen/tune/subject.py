@@ -46,8 +46,10 @@ class Subject(Protocol):
         """``us``: microseconds of each of ``calls`` calls; ``clock_mhz``: of the device meanwhile, or null."""
         ...
 
-    def sample_steps(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
-        """``us``: for each step of the pipeline, the microseconds of each of ``calls`` launches."""
+    def sample_steps(
+        self, pipeline: str, tokens: int, routing: str, seed: int, steps: list[int], calls: int
+    ) -> dict[str, Any]:
+        """``us``: for each of the pipeline's ``steps`` (by index), the microseconds of each of ``calls`` launches."""
         ...
 
 
@@ -92,9 +94,10 @@ class Bench:
             self.clocks_mhz.setdefault(candidate, []).append(float(found["clock_mhz"]))
         return _sound(found["us"])
 
-    def sample_steps(self, pipeline: str, calls: int) -> list[list[float]]:
-        """Samples of each step alone, microseconds; raises :class:`CandidateFailed`."""
-        return [_sound(samples) for samples in self._call("sample_steps", pipeline=pipeline, calls=calls)["us"]]
+    def sample_steps(self, pipeline: str, steps: Sequence[int], calls: int) -> list[list[float]]:
+        """Samples of single steps, microseconds; raises :class:`CandidateFailed`."""
+        found = self._call("sample_steps", pipeline=pipeline, steps=list(steps), calls=calls)
+        return [_sound(samples) for samples in found["us"]]
 
     def _call(self, method: str, **parameters: Any) -> Any:
         try:

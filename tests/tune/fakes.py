@@ -28,6 +28,8 @@ class FakeSubject:
         self._times_us = times_us
         self._behaviours = behaviours or {}
         self._artifacts = artifacts or {}
+        if times_us:  # Most tests of the worker start many processes that never check anything.
+            import moegen.tune.gate  # noqa: F401
 
     def describe(self) -> dict[str, Any]:
         environment = {"device": "fake", "target": "cpu", "arch": "x86-64-v3", "cores": 2, "l2_bytes": 1 << 20}
@@ -37,7 +39,6 @@ class FakeSubject:
         return {"active_experts": min(7, tokens), "effective_experts": 1.0}
 
     def check(self, pipeline: str, tokens: int, routing: str, seed: int) -> dict[str, Any]:
-        # Imported where needed: most tests of the worker start many processes that never check anything.
         import torch
 
         from moegen.tune.gate import gate_tolerance, judge
@@ -62,9 +63,11 @@ class FakeSubject:
         time_us = float("nan") if behaviour == "bad_timer" else self._times_us[pipeline]
         return {"us": [time_us] * calls, "clock_mhz": 1980.0}
 
-    def sample_steps(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
+    def sample_steps(
+        self, pipeline: str, tokens: int, routing: str, seed: int, steps: list[int], calls: int
+    ) -> dict[str, Any]:
         self._act(pipeline, "sample")
-        return {"us": [[self._times_us[pipeline] / 2] * calls] * 2}
+        return {"us": [[self._times_us[pipeline] / 2] * calls for _ in steps]}
 
     def _act(self, pipeline: str, request: str) -> str:
         when, _, behaviour = self._behaviours.get(pipeline, "").rpartition(":")

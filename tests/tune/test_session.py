@@ -43,7 +43,7 @@ def tune(database: TrialDatabase) -> Iterator[Tune]:
         **options: Any,
     ) -> SessionReport:
         worker = Worker(
-            "tests.tune.fakes:make_fake", {"times_us": times_us, "behaviours": behaviours or {}}, timeout_s=2.0
+            "tests.tune.fakes:make_fake", {"times_us": times_us, "behaviours": behaviours or {}}, timeout_s=3.0
         )
         workers.append(worker)
         session = TuneSession(package, Target.CPU, worker, database, POLICY, **options)
