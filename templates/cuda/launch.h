@@ -47,6 +47,7 @@ struct Driver {
   decltype(&cuInit) init;
   decltype(&cuGetErrorString) error_string;
   decltype(&cuDeviceGet) device_get;
+  decltype(&cuDeviceGetAttribute) device_attribute;
   decltype(&cuDevicePrimaryCtxRetain) context_retain;
   decltype(&cuCtxGetCurrent) context_current;
   decltype(&cuCtxSetCurrent) context_set;
@@ -78,6 +79,7 @@ struct Driver {
     resolve(library, "cuInit", init);
     resolve(library, "cuGetErrorString", error_string);
     resolve(library, "cuDeviceGet", device_get);
+    resolve(library, "cuDeviceGetAttribute", device_attribute);
     resolve(library, "cuDevicePrimaryCtxRetain", context_retain);
     resolve(library, "cuCtxGetCurrent", context_current);
     resolve(library, "cuCtxSetCurrent", context_set);
@@ -139,6 +141,23 @@ class ContextScope {
   CUcontext previous_ = nullptr;
   bool changed_ = false;
 };
+
+/// Streaming multiprocessors of a device: how many persistent blocks a launch may use.
+inline int multiprocessors(int device) {
+  static std::atomic<int> counts[ContextScope::kMaxDevices];
+  if (device < 0 || device >= ContextScope::kMaxDevices) {
+    TVM_FFI_THROW(ValueError) << "device " << device << " is outside [0, " << ContextScope::kMaxDevices << ")";
+  }
+  int count = counts[device].load(std::memory_order_relaxed);
+  if (count == 0) {
+    const Driver& driver = Driver::get();
+    CUdevice handle = 0;
+    driver.check(driver.device_get(&handle, device), "cuDeviceGet");
+    driver.check(driver.device_attribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, handle), "cuDeviceGetAttribute");
+    counts[device].store(count, std::memory_order_relaxed);
+  }
+  return count;
+}
 
 /// Geometry of one launch; `cluster` CTAs along x form a cluster, `dependent` starts before its predecessor has ended.
 struct Grid {

@@ -1,13 +1,16 @@
-"""The private weight packs of sm_90a: units of 64 weight rows x 128 of K, in the order in which wgmma's threads decode them.
+"""The private weight packs of sm_90a: units of 64 weight rows x 128 of K, in the order in which wgmma's threads
+decode them.
 
 ``[expert][K unit][m64 tile][unit]``. A unit is 512 bytes of scales (4 for each of 128 threads) and 4096 of codes, two
-64-chunks of K with 16 bytes a thread. When K ends within the first chunk of its last unit, that unit holds no second chunk.
-``templates/sm_90a/device/decode.cuh`` says where each bit goes and why; scales are E5M3, so that every E4M3 is normal.
+64-chunks of K with 16 bytes a thread. When K ends within the first chunk of its last unit, that unit holds no second
+chunk. ``templates/sm_90a/device/decode.cuh`` says where each bit goes and why; scales are E5M3, so that every E4M3
+is normal.
 
 Rows of a 16-row slice (one warp's), g = row % 8, upper half h = row // 8:
 
-- ``sm90_m64k128``, two halves: h 0 is the gate and h 1 the up row of channel 64·chunk + 16·(g/2) + 2·piece + g%2, where a chunk is
-  two tiles and piece = 4·(tile%2) + warp: eight channels that lie side by side in the private row order.
+- ``sm90_m64k128``, two halves: h 0 is the gate and h 1 the up row of channel 64·chunk + 16·(g/2) + 2·piece + g%2,
+  where a chunk is two tiles and piece = 4·(tile%2) + warp: eight channels that lie side by side in the private row
+  order.
 - ``sm90_m64k128``, one half (W2): row 64·tile + 16·warp + 4·(g/2) + 2·h + g%2: four neighbours a thread.
 - ``sm90_m64k128_pieces``, one half (ungated W1): channel of piece 2·warp + h of chunk = tile.
 """
@@ -154,7 +157,9 @@ class Sm90Pack:
             scales = _scale_bytes(*_split(data, tiles, depth), depth)
             wrong = torch.nonzero(scales > LARGEST_SCALE)
             if len(wrong):
-                raise LayoutError(f"scale byte {scales[tuple(wrong[0])]}", f"expert {expert}, {wrong[0].tolist()}", "pack again")
+                raise LayoutError(
+                    f"scale byte {scales[tuple(wrong[0])]}", f"expert {expert}, {wrong[0].tolist()}", "pack again"
+                )
 
     def _pack_expert(self, codes: list[Tensor], scales: list[Tensor], expert: int) -> Tensor:
         rows, depth = codes[0].shape[0], codes[0].shape[1] * 2

@@ -1,0 +1,354 @@
+"""Schedules of the sm_90a target: NVFP4 weights decoded into the registers of RS wgmma, tokens in shared memory.
+
+A gemm is a ladder of kernels, one per token-tile width, chained by dependent launches (two wgmma widths in one kernel
+serialise). An expert's rows take the narrowest kernel that holds an even share of them, so weights are decoded once as long
+as the widest kernel holds all rows of an expert. ``templates/sm_90a/device/gemm_plan.h`` has the same numbers for the kernels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moegen.codegen.catalog import LEGAL, Choice, Predicate, Scratch, Verdict, chosen_values, illegal, judge
+from moegen.codegen.cost import gemm_bytes, stream_bytes
+from moegen.codegen.load import Load
+from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
+from moegen.core.abi import round_up
+from moegen.core.devices import DeviceFacts
+from moegen.core.enums import ActFormat, ActScale, Epilogue, OpKind, Target, TokenDtype
+from moegen.core.errors import SpecError
+from moegen.core.ops import OpSpec
+
+PACK = "sm90_m64k128"
+"""Private pack of gated W1 and of W2 (``moegen.numerics.layouts.sm90``)."""
+PIECES_PACK = "sm90_m64k128_pieces"
+"""The same for an ungated W1, whose weight rows follow the private row order."""
+ROWS_LAYOUT = "k64r8"
+"""Private order of token rows (``templates/sm_90a/device/rows.cuh``)."""
+ROW_TILE = 8
+"""Rows of an expert are padded to wgmma's smallest token tile; wider tiles take several groups of 8."""
+
+UNIT_ROWS, UNIT_K = 64, 128
+UNIT_BYTES, HALF_UNIT_BYTES = 4608, 2560
+MAX_STAGES, ITEM_RING, RECORD_BYTES = 12, 16, 16
+ROUTE_MAX_WARPS = 32
+
+GEMMS = (OpKind.GEMM1, OpKind.GEMM2)
+LADDER = ScheduleFamily(
+    target=Target.SM_90A,
+    name="ladder",
+    kinds=GEMMS,
+    fields=(
+        ScheduleField(name="ladder", tag="w", doc="token-tile widths, rising: n8_16_64", type="str"),
+        ScheduleField(name="warpgroups", tag="g", doc="consumer warpgroups of the kernels up to 64 wide"),
+        ScheduleField(name="tiles", tag="m", doc="m64 weight tiles of a warpgroup in the kernels up to 32 wide"),
+    ),
+)
+ROUTE = ScheduleFamily(
+    target=Target.SM_90A,
+    name="block",
+    kinds=(OpKind.ROUTE,),
+    fields=(ScheduleField(name="threads", tag="t", doc="threads of the one block"),),
+)
+STREAM = ScheduleFamily(
+    target=Target.SM_90A,
+    name="stream",
+    kinds=tuple(kind for kind in OpKind if kind not in (*GEMMS, OpKind.ROUTE)),
+)
+AUTO: Mapping[str, tuple[Value, ...]] = {
+    "ladder": (
+        "n8",
+        "n8_16",
+        "n8_16_32",
+        "n8_16_24_32_64",
+        "n16_32_64",
+        "n16_32_48_64_80_96",
+        "n32_64_96_128",
+        "n32_64_128_192_256",
+        "n64_128_160_192_224_256",
+        "n128_256",
+        "n256",
+    ),
+    "warpgroups": (2, 3, 4, 5),
+    "tiles": (1, 2),
+}
+_WIDTH_LIMITS: Mapping[Epilogue | None, tuple[int, int]] = {
+    None: (64, 96),
+    Epilogue.COMPACT: (64, 96),
+    Epilogue.INTERLEAVED: (64, 64),
+    Epilogue.FUSED_FP4: (32, 32),
+}
+"""Widest tile of the plain form and of the form with four warpgroups and setmaxnreg, by what the epilogue keeps alive."""
+GATHER_WIDTHS = 64
+"""A gemm1 that gathers its own rows loads them through registers: beyond this width a gather op is the better way."""
+DECODE_WIDTHS = 128
+"""Codes of a W4A4 token tile pass through registers too, at a third of the width in registers."""
+LIBRARY: Mapping[OpKind, tuple[str, ...]] = {
+    OpKind.ROUTE: ("route.cuh",),
+    OpKind.QUANTIZE: ("quantize.cuh",),
+    OpKind.GATHER: ("row_ops.cuh",),
+    OpKind.GEMM1: ("epilogue.cuh",),
+    OpKind.DEINTERLEAVE: ("row_ops.cuh",),
+    OpKind.DEINTERLEAVE_QUANTIZE: ("quantize.cuh",),
+    OpKind.GEMM2: ("epilogue.cuh",),
+    OpKind.COMBINE: ("row_ops.cuh",),
+}
+
+# Rates of one H200 (benchmarks/hopper/NOTES.md); they rank candidates, no report shows them.
+READ_SHARE = 0.92
+"""Share of the read rate that the ring of bulk copies reaches on long runs."""
+ISSUE_NS = 2.55 / (4 * 32 * 1.7)
+"""Decoding one weight on one multiprocessor: 2.55 instructions over four schedulers of 32 lanes at 1.7 GHz."""
+WGMMA_CYCLES = {8: 13, 16: 13, 24: 13, 32: 16, 48: 24}
+"""Cycles of one m64k16 multiply by token width; half the width beyond 48."""
+CLOCK_GHZ = 1.7
+CHAINED_US = 1.5
+"""One more launch of a chain."""
+TILE_US = 1.2
+"""Filling the ring, and the epilogue, of one tile that nothing hides."""
+
+
+def widths(schedule: Schedule) -> tuple[int, ...]:
+    """Token-tile widths of a ladder; raises SpecError when the text is not ``n`` and rising multiples of 8 up to 256."""
+    text = str(schedule["ladder"])
+    parts = text.removeprefix("n").split("_")
+    found = tuple(int(part) for part in parts) if text.startswith("n") and all(map(str.isdigit, parts)) else ()
+    known = (*range(8, 65, 8), *range(80, 257, 16))
+    if not found or list(found) != sorted(set(found)) or any(width not in known for width in found):
+        raise SpecError(
+            f"ladder {text!r}", "schedules.sm_90a.ladder", "write n and rising widths: 8…64 by 8, 80…256 by 16"
+        )
+    return found
+
+
+def staged(op: OpSpec) -> bool:
+    """True when a producer warpgroup decodes or gathers token rows, instead of bulk copies."""
+    return op.w4a4 or op.gather
+
+
+def warpgroups_of(op: OpSpec, schedule: Schedule, width: int) -> tuple[int, int]:
+    """(consumer warpgroups, m64 tiles of each) of one kernel; mirrors ``GemmShape``."""
+    plain, four = _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])
+    if width <= plain and schedule.number("tiles") == 1:
+        return schedule.number("warpgroups"), 1
+    if width <= four and not staged(op):
+        return 4, 2 if width <= 32 else 1
+    return 2, 2 if width <= 128 else 1
+
+
+def weight_tiles(op: OpSpec) -> int:
+    """m64 tiles of one expert's weights: whole 64-channel chunks of each half."""
+    half = op.intermediate if op.kind is OpKind.GEMM1 else op.hidden
+    halves = 2 if op.kind is OpKind.GEMM1 and op.gated else 1
+    return halves * -(-half // UNIT_ROWS)
+
+
+def expert_bytes(op: OpSpec) -> int:
+    """Packed bytes of one expert."""
+    full, tail = divmod(op.k, UNIT_K)
+    units = full + (tail > UNIT_K // 2)
+    return weight_tiles(op) * (units * UNIT_BYTES + (HALF_UNIT_BYTES if 0 < tail <= UNIT_K // 2 else 0))
+
+
+def shared_bytes(op: OpSpec, schedule: Schedule, width: int) -> tuple[int, int]:
+    """(bytes of one stage, bytes beside the stages) of one kernel's shared memory; mirrors ``Plan``."""
+    groups, tiles = warpgroups_of(op, schedule, width)
+    stage = round_up(width * UNIT_K * 2 + groups * tiles * UNIT_BYTES, 1024)
+    halves = 2 if op.gated else 1
+    epilogue = width * groups * tiles // halves * 48 if op.epilogue is Epilogue.FUSED_FP4 else 0
+    return stage, 16 * MAX_STAGES + (ITEM_RING + op.experts) * RECORD_BYTES + epilogue
+
+
+def serves_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """Token dtype, row order, row tile and pack must be this target's."""
+    if op.dtype is not TokenDtype.BF16:
+        return illegal("dtype", "weights are decoded to bf16 operands; fp16 tokens would need another decode")
+    if arguments_have_rows(op) and op.rows_layout != ROWS_LAYOUT:
+        return illegal("rows_layout", f"rows between ops are in the order {ROWS_LAYOUT}, not {op.rows_layout or 'plain'}")
+    if op.kind in GEMMS and op.row_tile != ROW_TILE:
+        return illegal("row_tile", "rows are padded to groups of 8", row_tile=op.row_tile, needed=ROW_TILE)
+    if op.kind in GEMMS and op.weight_pack != packs_of(op)[0]:
+        return illegal("weight_pack", f"reads {packs_of(op)[0]}, not {op.weight_pack or 'an unnamed pack'}")
+    return LEGAL
+
+
+def arguments_have_rows(op: OpSpec) -> bool:
+    """True when ``x_rows`` or ``h_rows`` is among the op's arguments."""
+    if op.kind is OpKind.GEMM1:
+        return not staged(op) or op.epilogue is Epilogue.COMPACT
+    if op.kind is OpKind.GEMM2:
+        return not op.w4a4
+    return op.kind in (OpKind.GATHER, OpKind.DEINTERLEAVE) or (op.kind is OpKind.QUANTIZE and not op.gather)
+
+
+def packs_of(op: OpSpec) -> tuple[str, ...]:
+    """The one pack whose row order an op's epilogue expects."""
+    return (PIECES_PACK,) if op.kind is OpKind.GEMM1 and not op.gated else (PACK,)
+
+
+def fits_device(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """Two stages of every kernel, with everything beside them, must fit into one block's shared memory."""
+    for width in widths(schedule):
+        stage, fixed = shared_bytes(op, schedule, width)
+        if 2 * stage + fixed > device.smem_bytes:
+            return illegal(
+                "shared_memory",
+                "two stages do not fit",
+                width=width,
+                stage=stage,
+                fixed=fixed,
+                limit=device.smem_bytes,
+            )
+    return LEGAL
+
+
+def fits_registers(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """Accumulators, two operand buffers and addresses must fit a thread's share of the register file."""
+    for width in widths(schedule):
+        groups, tiles = warpgroups_of(op, schedule, width)
+        if width > _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[0] or schedule.number("tiles") > 1:
+            continue  # setmaxnreg forms: their budgets are constants of gemm_plan.h
+        threads = 128 * groups + (128 if staged(op) else 32)
+        share = device.registers_sm // (round_up(threads, 128) * 8) * 8
+        needed = width // 2 + 32 + 24
+        if needed > share:
+            return illegal("registers", "a consumer thread needs more", width=width, needed=needed, share=share)
+    return LEGAL
+
+
+def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """Fields that no kernel of the ladder reads must stay at their first value; gathers stay narrow."""
+    ladder = widths(schedule)
+    if schedule.number("warpgroups") not in (2, 3, 4, 5) or schedule.number("tiles") not in (1, 2):
+        return illegal("shape", "2 to 5 warpgroups of 1 or 2 tiles", warpgroups=schedule.number("warpgroups"))
+    if schedule.number("tiles") == 2 and (schedule.number("warpgroups") != 4 or ladder[0] > 32 or staged(op)):
+        return illegal("tiles", "two tiles a warpgroup is a form of four warpgroups up to width 32 without a decoder")
+    if ladder[0] > 64 and schedule.number("warpgroups") != 4:
+        return illegal("warpgroups", "no kernel of this ladder is narrow enough to choose", narrowest=ladder[0])
+    limit = GATHER_WIDTHS if op.gather else DECODE_WIDTHS if op.w4a4 else 256
+    if ladder[-1] > limit:
+        return illegal("token_width", "the token producer's registers hold fewer rows", width=ladder[-1], limit=limit)
+    if op.epilogue is Epilogue.FUSED_FP4 and op.gated:
+        for width in ladder:
+            groups, tiles = warpgroups_of(op, schedule, width)
+            if groups * tiles % 2:
+                return illegal("chunk", "a block's channels need an even number of m64 tiles", tiles=groups * tiles)
+    return LEGAL
+
+
+def counts_fit(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """Each warp of the routing block counts experts in its own row of shared memory."""
+    threads = schedule.number("threads")
+    if threads < 32 or threads > 1024 or threads % 32:
+        return illegal("threads", "whole warps, at most 1024 threads", threads=threads)
+    needed = 4 * (threads // 32 * op.experts + op.experts + 1)
+    if needed > device.smem_bytes:
+        return illegal("shared_memory", "counts do not fit", bytes=needed, limit=device.smem_bytes)
+    return LEGAL
+
+
+GEMM_PREDICATES: tuple[Predicate, ...] = (serves_rows, useful_shape, fits_device, fits_registers)
+
+
+@dataclass(frozen=True)
+class Sm90Catalog:
+    """What the sm_90a target offers; see :class:`moegen.codegen.catalog.Catalog`."""
+
+    @property
+    def target(self) -> Target:
+        """Always sm_90a."""
+        return Target.SM_90A
+
+    def families(self, kind: OpKind) -> tuple[ScheduleFamily, ...]:
+        """Ladders for the gemms, one block for route, streams for the rest."""
+        return (LADDER,) if kind in GEMMS else (ROUTE,) if kind is OpKind.ROUTE else (STREAM,)
+
+    def row_tiles(self, choice: Choice) -> tuple[int, ...]:
+        """Always groups of 8; raises SpecError when ``choice`` names an unknown field."""
+        chosen_values(LADDER, AUTO, choice)
+        return (ROW_TILE,)
+
+    def gather_forms(self) -> tuple[bool, ...]:
+        """A gather of its own for wide tiles, one inside gemm1 for few tokens."""
+        return (False, True)
+
+    def rows_layouts(self, act_format: ActFormat) -> tuple[str, ...]:
+        """The private order alone."""
+        return (ROWS_LAYOUT,)
+
+    def weight_packs(self, op: OpSpec) -> tuple[str, ...]:
+        """The private pack alone."""
+        return packs_of(op)
+
+    def pack_bytes(self, op: OpSpec) -> int:
+        """Units of all experts: codes and scales, and the padding to whole tiles."""
+        return op.experts * expert_bytes(op)
+
+    def schedules(self, op: OpSpec, device: DeviceFacts, choice: Choice) -> tuple[Schedule, ...]:
+        """Every combination of the considered values; raises SpecError on an unknown field or a malformed ladder."""
+        considered = chosen_values(LADDER, AUTO, choice)
+        if op.kind is OpKind.ROUTE:
+            return tuple(ROUTE.make(threads=threads) for threads in (1024, 256))
+        if op.kind not in GEMMS:
+            return (STREAM.make(),)
+        found = [schedule for values in considered for schedule in expand(LADDER, values)]
+        return tuple(dict.fromkeys(found))
+
+    def verdict(self, op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+        """The first predicate that refuses, or LEGAL."""
+        if op.kind in GEMMS:
+            return judge(GEMM_PREDICATES, op, schedule, device)
+        return judge((serves_rows, counts_fit) if op.kind is OpKind.ROUTE else (serves_rows,), op, schedule, device)
+
+    def time_us(self, op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
+        """Bytes at the ring's rate, decode and multiply at the multiprocessors', whichever is longest, and launches."""
+        if op.kind in GEMMS:
+            return gemm_us(op, schedule, device, load)
+        passes = 2.0 if op.act_scale is ActScale.DYNAMIC_TENSOR else 1.0
+        if op.kind is OpKind.ROUTE:
+            warps = schedule.number("threads") // 32
+            return CHAINED_US + 0.02 * warps + 2e-3 * load.rows / warps
+        return CHAINED_US + 1e6 * passes * stream_bytes(op, load) / (0.8 * device.read_bytes_s)
+
+    def template(self, op: OpSpec, schedule: Schedule) -> str:
+        """One template per op."""
+        return f"sm_90a/{op.kind.value}.cu.j2"
+
+    def includes(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
+        """Device library files of the kernel half."""
+        names = LIBRARY[op.kind]
+        if op.kind is OpKind.GEMM1:
+            fast = op.numerics is not None and op.numerics.activation_math.value == "fast"
+            names = ("activations_fast.cuh" if fast else "activations.cuh", *names)
+            names += ("fused_fp4.cuh",) if op.epilogue is Epilogue.FUSED_FP4 else ()
+        return tuple(f"sm_90a/device/{name}" for name in names)
+
+    def scratch(self, op: OpSpec, schedule: Schedule) -> Scratch:
+        """Two words for a tensor's dynamic scale."""
+        return Scratch(fixed=8) if op.act_scale is ActScale.DYNAMIC_TENSOR and op.kind not in GEMMS else Scratch()
+
+    def options(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
+        """Nothing beyond the toolchain's own list."""
+        return ()
+
+
+def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
+    """Modelled time of a ladder under even rows per hit expert."""
+    ladder = widths(schedule)
+    hit = max(load.hit_experts, 1e-9)
+    rows = load.rows / hit
+    tiles_each = max(1, -(-int(rows + 0.999) // ladder[-1]))
+    width = next((width for width in ladder if width * tiles_each >= rows), ladder[-1])
+    groups, tiles = warpgroups_of(op, schedule, width)
+    weights = load.hit_experts * tiles_each * op.n * op.k
+    cycles = WGMMA_CYCLES.get(width, width // 2)
+    multiply_us = 1e-3 * weights / 1024 * cycles / CLOCK_GHZ / device.cores
+    decode_us = 1e-3 * weights * ISSUE_NS / device.cores
+    read_us = 1e6 * gemm_bytes(op, load) / (READ_SHARE * device.read_bytes_s)
+    items = load.hit_experts * tiles_each * -(-weight_tiles(op) // (groups * tiles))
+    waves = -(-items // device.cores) * device.cores / max(items, 1e-9)
+    quantised = 1.0 + 0.15 * op.w4a4
+    work_us = max(read_us, multiply_us * quantised, decode_us) * min(waves, 2.0)
+    return work_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
+
+
+CATALOG = Sm90Catalog()

@@ -1,0 +1,66 @@
+// NVFP4 weights from their packed unit to bf16 operand registers of wgmma.
+//
+// A unit holds 64 weight rows x 128 of K: 512 bytes of scales ([128 threads] x 4), then for each 64-chunk of K 2048 bytes of
+// codes ([128 threads] x 16). One 32-bit code word gives a thread its four A registers of one k16 step. The last unit of a K
+// that ends within its first chunk has no second chunk.
+//
+// Bits of a code word, chosen so that four masked rotations put every E2M1 at bf16 bits 15 (sign) and 8...6 (e, e, m), that
+// is, at value x 2^-126 (the subnormal 0.5 included); in each 16-bit half:
+//   pair 0: sign 15, e e m at 8 7 6            pair 1: e e m at 11 10 9, sign at bit 2 of the other half
+//   pair 3: e e at 1 0, m at 4, sign at 3      pair 2: e e m at 14 13 12, sign at bit 5 of the other half
+// Scales are stored as E5M3 bytes with (byte << 4 | 0x7000) = bf16 of scale x 2^119, so that a decoded weight is its value x
+// 2^-7 exactly; kWeightScale in the epilogue gives the 2^7 back.
+#pragma once
+
+#include <cstdint>
+
+#include "gemm_plan.h"
+
+namespace moegen {
+
+inline constexpr float kWeightScale = 128.0f;
+
+__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
+// Written as unpack and pack, which folds into the multiply's operand selectors; with prmt it would not.
+__device__ __forceinline__ uint32_t broadcast_low(uint32_t x) {
+  uint32_t r;
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(r) : "r"(x));
+  return r;
+}
+
+__device__ __forceinline__ uint32_t broadcast_high(uint32_t x) {
+  uint32_t r;
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(r) : "r"(x));
+  return r;
+}
+
+// Scales of one chunk for the thread's two rows (g in the low half, g + 8 in the high half).
+__device__ __forceinline__ uint32_t chunk_scales(uint32_t word) { return (word & 0x0FF00FF0u) | 0x70007000u; }
+
+// Brings the second chunk's scales to where chunk_scales reads them.
+__device__ __forceinline__ uint32_t swap_scale_chunks(uint32_t word) { return __byte_perm(word, word, 0x2301); }
+
+// One code word to the four A registers of a k16 step; `low`, `high` are the broadcast scales of rows g and g + 8.
+// Seven ALU operations, one integer multiply and four HMUL2 for eight weights.
+__device__ __forceinline__ void decode_word(uint32_t word, uint32_t low, uint32_t high, uint32_t* a) {
+  constexpr uint32_t kMask = 0x81C081C0u;
+  a[0] = mul_bf16x2(word & kMask, low);
+  a[1] = mul_bf16x2(__funnelshift_r(word, word, 3) & kMask, high);
+  a[2] = mul_bf16x2(__funnelshift_r(word, word, 6) & kMask, low);
+  a[3] = mul_bf16x2(((word & 0x001B001Bu) * 4228u) & kMask, high);
+}
+
+// Sixteen weights of K (four k16 steps) per row.
+__device__ __forceinline__ void decode_words(const uint4& words, uint32_t low, uint32_t high, uint32_t (&a)[16]) {
+  decode_word(words.x, low, high, a);
+  decode_word(words.y, low, high, a + 4);
+  decode_word(words.z, low, high, a + 8);
+  decode_word(words.w, low, high, a + 12);
+}
+
+}  // namespace moegen

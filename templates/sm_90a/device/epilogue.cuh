@@ -1,0 +1,308 @@
+// What a gemm does with its accumulators: common parts, and the epilogues that write rows.
+//
+// A wgmma fragment gives a thread, for tokens 2q and 2q+1 of each group of 8 (q = lane % 4), weight rows g and g + 8 (g = lane / 4)
+// of its warp's 16. The packer permutes weight rows so that those are
+//   gated W1:  gate and up of one channel; a warp's 8 channels are one 16-byte piece of the private row order (rows.cuh)
+//   plain W1:  one channel of each of two neighbouring pieces
+//   W2:        channels 4 (g / 2) + g % 2 and two more of 16 neighbours, so that two transposed pairs make 8 bytes
+#pragma once
+
+#include <cstdint>
+
+#include "grouped_gemm.cuh"
+#include "rounding.cuh"
+#include "tokens.cuh"
+
+namespace moegen {
+
+// Threads' coordinates within a warpgroup's fragment.
+struct Lane {
+  int warp, g, q;
+  __device__ Lane() : warp(threadIdx.x / 32 % 4), g(threadIdx.x % 32 / 4), q(threadIdx.x % 4) {}
+};
+
+// m64 tile of an expert's weights that fragment m of this warpgroup belongs to.
+template <class C>
+__device__ __forceinline__ int m64_tile(const WorkItem& item, int m) {
+  return item.row_tile * Plan<C>::kTileRows64 + int(threadIdx.x / 128) * C::kTiles + m;
+}
+
+// Channel of element (g, piece) of a 64-channel chunk.
+__device__ __forceinline__ int piece_channel(int chunk, int piece, int g) {
+  return chunk * kChunkK + 16 * (g / 2) + 2 * piece + g % 2;
+}
+
+// alpha of one half, with the powers of two that decoded operands still owe; exact, as is their product with it.
+// kPair: 0 no activation scale (W4A16), 1 one for all rows, 2 one per expert.
+template <class C, int kHalves, int kPair>
+__device__ __forceinline__ float scaled_alpha(const GemmArguments& p, int expert, int half) {
+  float alpha = p.alpha[expert * kHalves + half];
+  if constexpr (kPair > 0) alpha = __fmul_rn(alpha, p.row_pair[(kPair == 2 ? expert : 0) * 2 + 1]);
+  return alpha * (kWeightScale * C::Tokens::kScale);
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Activated values of one channel for tokens 2q, 2q+1 of a group. A names how:
+//   gated, activation(), kRoundGate, kHalves, kPair, kBias, kIntermediate, kWeighted, kTopK
+template <class A>
+struct Activated {
+  float gate_alpha, up_alpha, gate_bias = 0.0f, up_bias = 0.0f;
+
+  template <class C>
+  __device__ void prepare(const GemmArguments& p, int expert) {
+    gate_alpha = scaled_alpha<C, A::kHalves, A::kPair>(p, expert, 0);
+    up_alpha = A::kHalves == 2 ? scaled_alpha<C, A::kHalves, A::kPair>(p, expert, 1) : gate_alpha;
+  }
+
+  // Bias rows of a gated W1 are interleaved by 8.
+  __device__ void prepare_gated(const GemmArguments& p, int expert, int channel) {
+    if constexpr (A::kBias) {
+      const bool inside = channel < A::kIntermediate;
+      const float* bias = p.bias + int64_t(expert) * (2 * A::kIntermediate) + channel / 8 * 16 + channel % 8;
+      gate_bias = inside ? bias[0] : 0.0f;
+      up_bias = inside ? bias[8] : 0.0f;
+    }
+  }
+
+  __device__ void prepare_plain(const GemmArguments& p, int expert, int first, int second) {
+    if constexpr (A::kBias) {
+      const float* bias = p.bias + int64_t(expert) * A::kIntermediate;
+      gate_bias = first < A::kIntermediate ? bias[first] : 0.0f;
+      up_bias = second < A::kIntermediate ? bias[second] : 0.0f;
+    }
+  }
+
+  static __device__ float biased(float acc, float alpha, float bias) {
+    const float v = __fmul_rn(acc, alpha);
+    return A::kBias ? __fadd_rn(v, bias) : v;
+  }
+
+  // G(gate), rounded where the numerics say so.
+  __device__ float gate(float acc) const {
+    const float value = A::activation().gate(biased(acc, gate_alpha, gate_bias));
+    return A::kRoundGate ? round_bf16(value) : value;
+  }
+  __device__ float gated(float gate_value, float up_acc) const {
+    return __fmul_rn(gate_value, A::activation().up(biased(up_acc, up_alpha, up_bias)));
+  }
+  __device__ float first(float acc) const { return A::activation().value(biased(acc, gate_alpha, gate_bias)); }
+  __device__ float second(float acc) const { return A::activation().value(biased(acc, up_alpha, up_bias)); }
+};
+
+// Router weights of tokens 2q and 2q+1, or 1 where they are applied elsewhere; 0 for padding rows.
+template <class A>
+struct TokenFactor {
+  float value[2];
+  bool real[2];
+  __device__ TokenFactor(const GemmArguments& p, const WorkItem& item, int token) {
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+      real[b] = token + b < item.rows;
+      value[b] = 1.0f;
+      if constexpr (A::kWeighted) {
+        if (real[b]) value[b] = p.topk_weights[p.row_slot[item.row + token + b]];
+      }
+    }
+  }
+  __device__ float apply(float z, int b) const {
+    if (!real[b]) return 0.0f;
+    return A::kWeighted ? __fmul_rn(z, value[b]) : z;
+  }
+};
+
+// gemm1 compact: activated rows in the private order.
+template <class A>
+struct CompactRows {
+  static constexpr int kChunks = row_chunks(A::kIntermediate);
+  static constexpr int kUsedChunks = (A::kIntermediate + kChunkK - 1) / kChunkK;
+
+  // Four bytes of the row `lane` (a token of the group): block q's pair of `piece`.
+  static __device__ __forceinline__ void store_pair(const GemmArguments& p, int row, int chunk, int piece, int q, int r,
+                                                    uint32_t pair) {
+    uint8_t* out = static_cast<uint8_t*>(p.out) + atom_offset(row, chunk, kChunks);
+    *reinterpret_cast<uint32_t*>(out + pair_offset(r, piece, q)) = pair;
+    if (kChunks > kUsedChunks && chunk == kUsedChunks - 1) {  // the filler chunk of the last K unit
+      *reinterpret_cast<uint32_t*>(out + kAtomBytes + pair_offset(r, piece, q)) = 0;
+    }
+  }
+
+  template <class C>
+  static __device__ __forceinline__ void store(const GemmArguments& p, const WorkItem& item,
+                                               float (&acc)[C::kTiles][C::kWidth / 2], uint32_t) {
+    const Lane lane;
+#pragma unroll
+    for (int m = 0; m < C::kTiles; m++) {
+      const int tile = m64_tile<C>(item, m);
+      if (tile >= C::kM64) return;
+      Activated<A> activated;
+      activated.template prepare<C>(p, item.expert);
+      if constexpr (A::kHalves == 2) {
+        const int chunk = tile / 2, piece = 4 * (tile % 2) + lane.warp, channel = piece_channel(chunk, piece, lane.g);
+        activated.prepare_gated(p, item.expert, channel);
+        const bool inside = channel < A::kIntermediate;
+#pragma unroll
+        for (int i = 0; i < C::kWidth / 8; i++) {
+          if (i * kGroupRows >= item.rows) break;
+          const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
+          float z[2];
+#pragma unroll
+          for (int b = 0; b < 2; b++) {
+            const float product = activated.gated(activated.gate(acc[m][4 * i + b]), acc[m][4 * i + 2 + b]);
+            z[b] = inside ? factor.apply(product, b) : 0.0f;
+          }
+          const uint32_t pair = transpose_8x8(pack_bf16(z[0], z[1]));
+          store_pair(p, item.row + i * kGroupRows, chunk, piece, lane.q, lane.g, pair);
+        }
+      } else {
+        const int piece = 2 * lane.warp;
+        const int first = piece_channel(tile, piece, lane.g), second = piece_channel(tile, piece + 1, lane.g);
+        activated.prepare_plain(p, item.expert, first, second);
+#pragma unroll
+        for (int i = 0; i < C::kWidth / 8; i++) {
+          if (i * kGroupRows >= item.rows) break;
+          const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
+          float z[2], y[2];
+#pragma unroll
+          for (int b = 0; b < 2; b++) {
+            z[b] = first < A::kIntermediate ? factor.apply(activated.first(acc[m][4 * i + b]), b) : 0.0f;
+            y[b] = second < A::kIntermediate ? factor.apply(activated.second(acc[m][4 * i + 2 + b]), b) : 0.0f;
+          }
+          const uint32_t low = transpose_8x8(pack_bf16(z[0], z[1])), high = transpose_8x8(pack_bf16(y[0], y[1]));
+          store_pair(p, item.row + i * kGroupRows, tile, piece, lane.q, lane.g, low);
+          store_pair(p, item.row + i * kGroupRows, tile, piece + 1, lane.q, lane.g, high);
+        }
+      }
+    }
+  }
+};
+
+// gemm1 interleaved: row-major [R, 2I], G(gate) x8 then the product x8.
+template <class A>
+struct InterleavedRows {
+  template <class C>
+  static __device__ __forceinline__ void store(const GemmArguments& p, const WorkItem& item,
+                                               float (&acc)[C::kTiles][C::kWidth / 2], uint32_t) {
+    const Lane lane;
+#pragma unroll
+    for (int m = 0; m < C::kTiles; m++) {
+      const int tile = m64_tile<C>(item, m);
+      if (tile >= C::kM64) return;
+      Activated<A> activated;
+      activated.template prepare<C>(p, item.expert);
+      const int chunk = tile / 2, piece = 4 * (tile % 2) + lane.warp;
+      activated.prepare_gated(p, item.expert, piece_channel(chunk, piece, lane.g));
+      const int stored = piece_channel(chunk, piece, 2 * lane.q);  // after the transposition a thread holds two channels
+#pragma unroll
+      for (int i = 0; i < C::kWidth / 8; i++) {
+        if (i * kGroupRows >= item.rows) break;
+        const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
+        float gate[2], z[2];
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+          gate[b] = activated.gate(acc[m][4 * i + b]);
+          z[b] = factor.apply(activated.gated(gate[b], acc[m][4 * i + 2 + b]), b);
+          gate[b] = factor.real[b] ? gate[b] : 0.0f;
+        }
+        const uint32_t gates = transpose_8x8(pack_bf16(gate[0], gate[1])), products = transpose_8x8(pack_bf16(z[0], z[1]));
+        if (stored < A::kIntermediate) {
+          const int64_t row = item.row + i * kGroupRows + lane.g;
+          __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) + row * (2 * A::kIntermediate) + stored / 8 * 16 + stored % 8;
+          *reinterpret_cast<uint32_t*>(out) = gates;
+          *reinterpret_cast<uint32_t*>(out + 8) = products;
+        }
+      }
+    }
+  }
+};
+
+// Values of a W2 fragment: alpha, then bias.
+template <class O>
+struct Projected {
+  float alpha, bias[2] = {0.0f, 0.0f};
+  int channel;  // of row g; row g + 8 is two further on
+
+  template <class C>
+  __device__ void prepare(const GemmArguments& p, int expert, int tile, const Lane& lane) {
+    alpha = scaled_alpha<C, 1, O::kPair>(p, expert, 0);
+    channel = tile * 64 + lane.warp * 16 + lane.g / 2 * 4 + lane.g % 2;
+    if constexpr (O::kBias) {
+      if (channel < O::kHidden) {
+        bias[0] = p.bias[int64_t(expert) * O::kHidden + channel];
+        bias[1] = p.bias[int64_t(expert) * O::kHidden + channel + 2];
+      }
+    }
+  }
+  __device__ float value(float acc, int half) const {
+    const float v = __fmul_rn(acc, alpha);
+    return O::kBias ? __fadd_rn(v, bias[half]) : v;
+  }
+};
+
+// gemm2: rows [R, H], row-major; padding rows stay unwritten. O names kHidden, kPair, kBias.
+template <class O>
+struct OutputRows {
+  template <class C>
+  static __device__ __forceinline__ void store(const GemmArguments& p, const WorkItem& item,
+                                               float (&acc)[C::kTiles][C::kWidth / 2], uint32_t) {
+    const Lane lane;
+#pragma unroll
+    for (int m = 0; m < C::kTiles; m++) {
+      const int tile = m64_tile<C>(item, m);
+      if (tile >= C::kM64) return;
+      Projected<O> projected;
+      projected.template prepare<C>(p, item.expert, tile, lane);
+      const int stored = tile * 64 + lane.warp * 16 + lane.q * 4;
+#pragma unroll
+      for (int i = 0; i < C::kWidth / 8; i++) {
+        if (i * kGroupRows >= item.rows) break;
+        const float* v = acc[m] + 4 * i;
+        const uint32_t low = transpose_8x8(pack_bf16(projected.value(v[0], 0), projected.value(v[1], 0)));
+        const uint32_t high = transpose_8x8(pack_bf16(projected.value(v[2], 1), projected.value(v[3], 1)));
+        const int token = i * kGroupRows + lane.g;
+        if (token < item.rows && stored < O::kHidden) {
+          __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) + int64_t(item.row + token) * O::kHidden + stored;
+          *reinterpret_cast<uint2*>(out) = make_uint2(low, high);
+        }
+      }
+    }
+  }
+};
+
+// gemm2 with the weighted sum fused: fp32 atomic adds into [T, H]. O also names kWeighted, kTopK.
+template <class O>
+struct AtomicRows {
+  template <class C>
+  static __device__ __forceinline__ void store(const GemmArguments& p, const WorkItem& item,
+                                               float (&acc)[C::kTiles][C::kWidth / 2], uint32_t) {
+    const Lane lane;
+#pragma unroll
+    for (int m = 0; m < C::kTiles; m++) {
+      const int tile = m64_tile<C>(item, m);
+      if (tile >= C::kM64) return;
+      Projected<O> projected;
+      projected.template prepare<C>(p, item.expert, tile, lane);
+      if (projected.channel >= O::kHidden) continue;
+#pragma unroll
+      for (int i = 0; i < C::kWidth / 8; i++) {
+        if (i * kGroupRows >= item.rows) break;
+#pragma unroll
+        for (int b = 0; b < 2; b++) {
+          const int token = i * kGroupRows + 2 * lane.q + b;
+          if (token >= item.rows) continue;
+          const int slot = p.row_slot[item.row + token];
+          const float weight = O::kWeighted ? p.topk_weights[slot] : 1.0f;
+          float* out = static_cast<float*>(p.out) + int64_t(slot / O::kTopK) * O::kHidden + projected.channel;
+          atomicAdd(out, __fmul_rn(weight, projected.value(acc[m][4 * i + b], 0)));
+          atomicAdd(out + 2, __fmul_rn(weight, projected.value(acc[m][4 * i + 2 + b], 1)));
+        }
+      }
+    }
+  }
+};
+
+}  // namespace moegen

@@ -1,0 +1,87 @@
+// Numbers of one grouped-GEMM kernel, for both halves of its source: plain constexpr C++, no device code.
+#pragma once
+
+#include <cstdint>
+
+namespace moegen {
+
+inline constexpr int kUnitRows = 64;
+inline constexpr int kUnitK = 128;
+inline constexpr int kScaleBytes = 512;
+inline constexpr int kChunkBytes = 2048;
+inline constexpr int kUnitBytes = kScaleBytes + 2 * kChunkBytes;
+inline constexpr int kHalfUnitBytes = kScaleBytes + kChunkBytes;
+inline constexpr int kMaxStages = 12;
+inline constexpr int kSharedLimit = 232448;  // what one block of sm_90 may opt in to
+
+// Everything a gemm kernel may read or write; a kernel touches only what its configuration names.
+struct GemmArguments {
+  const std::uint8_t* packed;
+  const float* alpha;
+  const float* bias;
+  const void* rows;
+  const std::uint8_t* row_scales;
+  const float* row_pair;
+  const std::int32_t* row_slot;
+  const std::int32_t* expert_rows;
+  const std::int32_t* totals;
+  const float* topk_weights;
+  const float* out_pair;
+  void* out;
+  std::uint8_t* out_scales;
+};
+
+// How many registers an epilogue adds to the accumulators it still holds.
+enum class EpilogueKind { kRows, kInterleaved, kFused };
+
+// Warpgroups, m64 tiles of each and register budgets for a token-tile width.
+//
+// Accumulators (width / 2 a tile), two operand buffers (32), about 25 others and what the epilogue needs must fit: four
+// warpgroups hold one tile up to width 64 as launched and up to 96 after setmaxnreg, two warpgroups the rest. `kStaged`
+// producers decode and need a warpgroup with registers of its own.
+template <int kWidth, int kAskedGroups, int kAskedTiles, bool kStaged, EpilogueKind kEpilogue>
+struct GemmShape {
+  static constexpr bool kPlain = kWidth <= (kEpilogue == EpilogueKind::kFused ? 32 : 64) && kAskedTiles == 1;
+  static constexpr bool kFour =
+      !kPlain && !kStaged && kWidth <= (kEpilogue == EpilogueKind::kRows ? 96 : kEpilogue == EpilogueKind::kInterleaved ? 64 : 32);
+  static constexpr int kGroups = kPlain ? kAskedGroups : kFour ? 4 : 2;
+  static constexpr int kTiles = kPlain ? 1 : kFour ? (kWidth <= 32 ? 2 : 1) : kWidth <= 128 ? 2 : 1;
+  static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 112 : kStaged ? 216 : 232;
+  static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 32 : kStaged ? 72 : 40;
+  static constexpr int kProducerThreads = kPlain && !kStaged ? 32 : 128;
+  static constexpr int kArrivals = kStaged ? 1 + 4 : 1;  // on a stage's full barrier
+};
+
+// What C names, beside GemmShape's numbers:
+//   kWidth, kAbove, kWidest   token-tile width, the next narrower one (0: none) and the widest of the ladder
+//   kK, kExperts, kM64        depth in elements, experts, m64 tiles of an expert's weights
+//   kFirst                    first kernel of the ladder
+//   kRouted                   routing is complete when the kernel starts (another kernel ran between)
+//   kEpilogueBytes            shared memory of the epilogue
+template <class C>
+struct Plan {
+  static constexpr int kUnits = (C::kK + kUnitK - 1) / kUnitK;
+  static constexpr bool kHalfTail = C::kK % kUnitK != 0 && C::kK % kUnitK <= kUnitK / 2;
+  static constexpr int kTileRows64 = C::kGroups * C::kTiles;
+  static constexpr int kRowTiles = (C::kM64 + kTileRows64 - 1) / kTileRows64;
+  static constexpr std::int64_t kExpertBytes =
+      std::int64_t(C::kM64) * (std::int64_t(kUnits - kHalfTail) * kUnitBytes + (kHalfTail ? kHalfUnitBytes : 0));
+  static constexpr int kTokenBytes = C::kWidth * kUnitK * 2;
+  static constexpr int kStageBytes = (kTokenBytes + kTileRows64 * kUnitBytes + 1023) / 1024 * 1024;
+  static constexpr int kConsumers = C::kGroups * 128;
+  static constexpr int kThreads = kConsumers + C::kProducerThreads;
+  // Shared memory: stages, barriers, items passed to the consumers, work list, the epilogue's own.
+  static constexpr int kItemRing = 16;
+  static constexpr int kEntryBytes = 16;
+  static constexpr int kFixedBytes = 16 * kMaxStages + (kItemRing + C::kExperts) * kEntryBytes + C::kEpilogueBytes;
+  static constexpr int kFitting = (kSharedLimit - kFixedBytes) / kStageBytes;
+  static constexpr int kStages = kFitting < kMaxStages ? kFitting : kMaxStages;
+  static constexpr int kBarrierOffset = kStages * kStageBytes;
+  static constexpr int kItemOffset = kBarrierOffset + 16 * kMaxStages;
+  static constexpr int kListOffset = kItemOffset + kItemRing * kEntryBytes;
+  static constexpr int kEpilogueOffset = kListOffset + C::kExperts * kEntryBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kFixedBytes;
+  static_assert(kStages >= 2, "fewer than two stages fit into shared memory");
+};
+
+}  // namespace moegen

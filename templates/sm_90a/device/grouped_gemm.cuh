@@ -1,0 +1,190 @@
+// Grouped GEMM: packed NVFP4 weights x bf16 token rows, one expert a group, fp32 accumulators handed to an epilogue.
+//
+// Weights are wgmma's A operand, decoded into registers; tokens are B, in shared memory. kGroups consumer warpgroups own
+// kTiles m64 weight tiles each; a producer fills a ring of stages of K = 128: tokens, then weights.
+//
+// Order among kernels (see ptx.cuh): weights never change within a chain, so the first ring of them is fetched before the
+// wait. The first kernel of a ladder waits for its tokens, then launches the next; the later ones find tokens complete when they
+// start and wait only at their end, so that a successor's wait covers the whole ladder.
+#pragma once
+
+#include <cstdint>
+
+#include "decode.cuh"
+#include "gemm_plan.h"
+#include "ptx.cuh"
+#include "rows.cuh"
+#include "wgmma.cuh"
+#include "work.cuh"
+
+namespace moegen {
+
+// C is the configuration that gemm_plan.h describes, with `Tokens` (tokens.cuh) and `Epilogue` (epilogue.cuh).
+
+// Where one stage's barriers and bytes lie.
+template <class C>
+struct Ring {
+  using P = Plan<C>;
+  uint32_t base;
+  int slot = 0;
+  uint32_t phase;
+
+  __device__ Ring(uint32_t base_, uint32_t first_phase) : base(base_), phase(first_phase) {}
+  __device__ uint32_t full() const { return base + P::kBarrierOffset + 8 * slot; }
+  __device__ uint32_t empty() const { return base + P::kBarrierOffset + 8 * (P::kStages + slot); }
+  __device__ uint32_t tokens() const { return base + slot * P::kStageBytes; }
+  __device__ uint32_t weights() const { return tokens() + P::kTokenBytes; }
+  __device__ void advance() {
+    if (++slot == P::kStages) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Bulk copies of one K unit of an item's weights; returns nothing but posts `weight_bytes` on the stage's barrier.
+template <class C>
+__device__ __forceinline__ int weight_bytes(int row_tile, int unit) {
+  using P = Plan<C>;
+  const int tiles = min(P::kTileRows64, C::kM64 - row_tile * P::kTileRows64);
+  return tiles * (P::kHalfTail && unit == P::kUnits - 1 ? kHalfUnitBytes : kUnitBytes);
+}
+
+template <class C>
+__device__ __forceinline__ void copy_weights(const uint8_t* packed, const WorkItem& item, int unit, const Ring<C>& ring,
+                                             uint64_t policy) {
+  using P = Plan<C>;
+  const uint8_t* source = packed + int64_t(item.expert) * P::kExpertBytes + int64_t(unit) * C::kM64 * kUnitBytes;
+  const int tiles = min(P::kTileRows64, C::kM64 - item.row_tile * P::kTileRows64);
+  if (P::kHalfTail && unit == P::kUnits - 1) {  // half units keep the full units' pitch in shared memory
+    source += int64_t(item.row_tile) * P::kTileRows64 * kHalfUnitBytes;
+    for (int i = 0; i < tiles; i++) {
+      bulk_copy(ring.weights() + i * kUnitBytes, source + i * kHalfUnitBytes, kHalfUnitBytes, ring.full(), policy);
+    }
+  } else {
+    source += int64_t(item.row_tile) * P::kTileRows64 * kUnitBytes;
+    bulk_copy(ring.weights(), source, tiles * kUnitBytes, ring.full(), policy);
+  }
+}
+
+// K-major operand with 128-byte swizzle: groups of 8 rows 2048 bytes apart (two chunks of a stage), 1024-byte aligned atoms.
+__device__ __forceinline__ uint64_t token_descriptor(uint32_t address) {
+  const uint32_t start = __shfl_sync(~0u, (address & 0x3FFFFu) >> 4, 0);  // uniform: else ptxas moves it per lane
+  return uint64_t(start) | (uint64_t(1) << 16) | (uint64_t(2048 >> 4) << 32) | (uint64_t(1) << 62);
+}
+inline constexpr int kDescriptorStep = 32 >> 4;
+inline constexpr int kDescriptorChunk = kAtomBytes >> 4;
+
+// Four k16 steps: 64 rows x 64 of K against the token tile.
+template <int N>
+__device__ __forceinline__ void multiply_chunk(float (&acc)[N / 2], uint32_t (&a)[16], const uint4& words, uint32_t scales,
+                                               uint64_t descriptor) {
+  decode_words(words, broadcast_low(scales), broadcast_high(scales), a);
+  wgmma_fence();
+#pragma unroll
+  for (int j = 0; j < 4; j++) Wgmma<N>::multiply(acc, a + 4 * j, descriptor + j * kDescriptorStep);
+  wgmma_commit();
+}
+
+// Accumulates one item over K. The body holds exactly two operand buffers and two steps: ptxas gives every unrolled step its
+// own registers, and any branch inside serialises the wgmmas.
+template <class C>
+__device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2], Ring<C>& ring) {
+  using P = Plan<C>;
+  const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, group = threadIdx.x / 128;
+  const uint32_t offset = P::kTokenBytes + group * C::kTiles * kUnitBytes;
+#pragma unroll
+  for (int m = 0; m < C::kTiles; m++) {
+#pragma unroll
+    for (int i = 0; i < C::kWidth / 2; i++) acc[m][i] = 0.0f;
+  }
+  uint32_t a[2][16];
+  uint32_t release = ring.empty();
+#pragma unroll 1
+  for (int unit = 0; unit < P::kUnits; unit++) {
+    barrier_wait(ring.full(), ring.phase);
+    const uint64_t descriptor = token_descriptor(ring.tokens());
+    uint32_t codes = ring.tokens() + offset + kScaleBytes + thread * 16;
+    const uint32_t scales = ring.tokens() + offset + thread * 4;
+    if constexpr (C::kTiles == 1) {
+      const uint4 first = load_shared_v4(codes);
+      const uint32_t word = load_shared(scales);
+      const uint4 second = load_shared_v4(codes + kChunkBytes);
+      wgmma_wait<1>();
+      multiply_chunk<C::kWidth>(acc[0], a[0], first, chunk_scales(word), descriptor);
+      wgmma_wait<1>();
+      barrier_arrive_if(release, lane == 0 && unit > 0);
+      multiply_chunk<C::kWidth>(acc[0], a[1], second, chunk_scales(swap_scale_chunks(word)), descriptor + kDescriptorChunk);
+    } else {
+      uint32_t words[2] = {load_shared(scales), load_shared(scales + kUnitBytes)};
+      uint32_t step = 0;
+#pragma unroll 1
+      for (int chunk = 0; chunk < 2; chunk++) {
+        const uint4 first = load_shared_v4(codes), second = load_shared_v4(codes + kUnitBytes);
+        wgmma_wait<1>();
+        multiply_chunk<C::kWidth>(acc[0], a[0], first, chunk_scales(words[0]), descriptor + step);
+        wgmma_wait<1>();
+        barrier_arrive_if(release, lane == 0 && unit > 0 && chunk == 0);
+        multiply_chunk<C::kWidth>(acc[1], a[1], second, chunk_scales(words[1]), descriptor + step);
+        words[0] = swap_scale_chunks(words[0]);
+        words[1] = swap_scale_chunks(words[1]);
+        codes += kChunkBytes;
+        step += kDescriptorChunk;
+      }
+    }
+    release = ring.empty();
+    ring.advance();
+  }
+  wgmma_wait<0>();
+  barrier_arrive_if(release, lane == 0);
+}
+
+// Where item `count` of this block is passed from producer to consumers; the ring is longer than the stages can run ahead.
+template <class C>
+__device__ __forceinline__ uint32_t item_address(uint32_t base, int count) {
+  static_assert(Plan<C>::kStages + 2 <= Plan<C>::kItemRing);
+  return base + Plan<C>::kItemOffset + count % Plan<C>::kItemRing * WorkItem::kBytes;
+}
+
+// Consumer warps: wait for an item, accumulate it, hand it to the epilogue.
+template <class C>
+__device__ __forceinline__ void consume(const GemmArguments& p, uint32_t base) {
+  using P = Plan<C>;
+  if constexpr (C::kConsumerRegisters > 0) registers_raise<C::kConsumerRegisters>();
+  Ring<C> ring(base, 0);
+#pragma unroll 1
+  for (int count = 0;; count++) {
+    barrier_wait(ring.full(), ring.phase);
+    if (__shfl_sync(~0u, WorkItem::load(item_address<C>(base, count)).expert, 0) < 0) break;
+    float acc[C::kTiles][C::kWidth / 2];
+    accumulate<C>(acc, ring);
+    const WorkItem item = WorkItem::load(item_address<C>(base, count));  // read again: nothing of it lives in the loop
+    C::Epilogue::template store<C>(p, item, acc, base + P::kEpilogueOffset);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void grouped_gemm(const GemmArguments& p) {
+  using P = Plan<C>;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  uint32_t base = smem_address(shared);
+  asm volatile("mov.b32 %0, %0;" : "+r"(base));  // opaque: else it is recomputed every stage
+  if (threadIdx.x == 0) {
+    Ring<C> ring(base, 0);
+    for (int s = 0; s < P::kStages; s++) {
+      barrier_init(ring.full(), C::kArrivals);
+      barrier_init(ring.empty(), C::kGroups * 4);
+      ring.advance();
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < P::kConsumers) {
+    consume<C>(p, base);
+  } else {
+    if constexpr (C::kProducerRegisters > 0) registers_lower<C::kProducerRegisters>();
+    C::Tokens::template produce<C>(p, base);
+  }
+}
+
+}  // namespace moegen

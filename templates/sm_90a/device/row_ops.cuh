@@ -1,0 +1,118 @@
+// Memory-bound ops on rows: gather into the private order, deinterleave, combine.
+#pragma once
+
+#include <cstdint>
+
+#include "blocks.cuh"
+#include "ptx.cuh"
+#include "rounding.cuh"
+#include "rows.cuh"
+
+namespace moegen {
+
+// Blocks of 256 threads, four atoms at a time: a thread collects one 16-byte piece (a pair of each of a chunk's four blocks).
+// grid: x groups of 8 rows, y shares of the chunks.
+template <int kColumns, int kTopK, bool kWeighted>
+__device__ __forceinline__ void gather_rows(const uint16_t* __restrict__ x, const int32_t* __restrict__ row_slot,
+                                            const int32_t* __restrict__ totals, const float* __restrict__ weights,
+                                            uint8_t* __restrict__ out) {
+  constexpr int kChunks = row_chunks(kColumns);
+  const int r = threadIdx.x / 8 % 8, piece = threadIdx.x % 8;
+  dependency_wait();
+  dependency_launch();
+  const int64_t row = int64_t(blockIdx.x) * kGroupRows + r;
+  if (int64_t(blockIdx.x) * kGroupRows >= totals[1]) return;
+  const int slot = row_slot[row];
+  const float weight = kWeighted && slot >= 0 ? weights[slot] : 1.0f;
+  const uint16_t* source = x + int64_t(slot < 0 ? 0 : slot / kTopK) * kColumns;
+  uint8_t* atoms = out + atom_offset(row, 0, kChunks) + pair_offset(r, piece, 0);
+#pragma unroll 4
+  for (int chunk = blockIdx.y * 4 + threadIdx.x / 64; chunk < kChunks; chunk += gridDim.y * 4) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+      const int k = chunk * kChunkK + 16 * q + 2 * piece;
+      uint32_t pair = slot >= 0 && k < kColumns ? __ldg(reinterpret_cast<const uint32_t*>(source + k)) : 0u;
+      if constexpr (kWeighted) {
+        pair = uint32_t(bf16_from_f32(__fmul_rn(low_bf16(pair), weight))) |
+               uint32_t(bf16_from_f32(__fmul_rn(high_bf16(pair), weight))) << 16;
+      }
+      pairs[q] = pair;
+    }
+    *reinterpret_cast<uint4*>(atoms + chunk * kAtomBytes) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+}
+
+// The products of the interleaved buffer, in the private order; same grid as gather_rows.
+template <int kColumns>
+__device__ __forceinline__ void deinterleave_rows(const uint16_t* __restrict__ pairs, const int32_t* __restrict__ totals,
+                                                  uint8_t* __restrict__ out) {
+  constexpr int kChunks = row_chunks(kColumns);
+  const int r = threadIdx.x / 8 % 8, piece = threadIdx.x % 8;
+  dependency_wait();
+  dependency_launch();
+  const int64_t row = int64_t(blockIdx.x) * kGroupRows + r;
+  if (row >= totals[1]) return;  // whole groups: padded rows come in multiples of 8
+  uint8_t* atoms = out + atom_offset(row, 0, kChunks) + pair_offset(r, piece, 0);
+  for (int chunk = blockIdx.y * 4 + threadIdx.x / 64; chunk < kChunks; chunk += gridDim.y * 4) {
+    uint32_t words[4];
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+      const int k = chunk * kChunkK + 16 * q + 2 * piece;
+      const uint16_t* source = pairs + row * (2 * kColumns) + k / 8 * 16 + 8 + k % 8;
+      words[q] = k < kColumns ? *reinterpret_cast<const uint32_t*>(source) : 0u;
+    }
+    *reinterpret_cast<uint4*>(atoms + chunk * kAtomBytes) = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+// y[t] = sum over ascending j of w_j * row_j, fp32, one rounding; grid: x tokens, y shares of 256 x 8 columns.
+template <int kColumns, int kTopK, bool kWeighted>
+__device__ __forceinline__ void combine_rows(const uint16_t* __restrict__ rows, const int32_t* __restrict__ slot_row,
+                                             const float* __restrict__ weights, uint16_t* __restrict__ y) {
+  const int64_t token = blockIdx.x;
+  const int column = (blockIdx.y * 256 + threadIdx.x) * 8;
+  dependency_wait();
+  dependency_launch();
+  if (column >= kColumns) return;
+  int row[kTopK];
+  uint4 values[kTopK];
+#pragma unroll
+  for (int j = 0; j < kTopK; j++) {
+    row[j] = slot_row[token * kTopK + j];
+    if (row[j] >= 0) values[j] = *reinterpret_cast<const uint4*>(rows + int64_t(row[j]) * kColumns + column);
+  }
+  float sum[8] = {};
+#pragma unroll
+  for (int j = 0; j < kTopK; j++) {
+    if (row[j] < 0) continue;
+    float wide[8];
+    widen_16_bytes(values[j], wide);
+    const float weight = kWeighted ? weights[token * kTopK + j] : 1.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum[i] = kWeighted ? __fmaf_rn(weight, wide[i], sum[i]) : __fadd_rn(sum[i], wide[i]);
+  }
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) words[i] = bf16_from_f32(sum[2 * i]) | uint32_t(bf16_from_f32(sum[2 * i + 1])) << 16;
+  *reinterpret_cast<uint4*>(y + token * kColumns + column) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// One rounding of sums that gemm2 accumulated; grid as combine_rows.
+template <int kColumns>
+__device__ __forceinline__ void round_sums(const float* __restrict__ sums, uint16_t* __restrict__ y) {
+  const int64_t token = blockIdx.x;
+  const int column = (blockIdx.y * 256 + threadIdx.x) * 8;
+  dependency_wait();
+  dependency_launch();
+  if (column >= kColumns) return;
+  const float4* source = reinterpret_cast<const float4*>(sums + token * kColumns + column);
+  const float4 low = source[0], high = source[1];
+  const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) words[i] = bf16_from_f32(v[2 * i]) | uint32_t(bf16_from_f32(v[2 * i + 1])) << 16;
+  *reinterpret_cast<uint4*>(y + token * kColumns + column) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+}  // namespace moegen

@@ -1,0 +1,272 @@
+// Token sources of the grouped GEMM: what fills a stage's token half, and the weights beside it.
+//
+// RowTokens      rows already in the private order (rows.cuh): bulk copies by one warp.
+// StagedTokens   four warps read, decode and store: GatheredRows take bf16 rows of x through row_slot, CodeRows take E2M1 codes
+//                and E4M3 scales and store their exact bf16 product x 2^-7.
+#pragma once
+
+#include <cstdint>
+
+#include "grouped_gemm.cuh"
+#include "scales.cuh"
+
+namespace moegen {
+
+// Stages of an item whose weights are fetched before the dependency wait.
+template <class C>
+struct Prefetch {
+  static constexpr int kStages = C::kFirst && C::kRouted ? (Plan<C>::kStages < Plan<C>::kUnits ? Plan<C>::kStages : Plan<C>::kUnits) : 0;
+};
+
+struct RowTokens {
+  static constexpr float kScale = 1.0f;
+
+  template <class C>
+  static __device__ __forceinline__ void produce(const GemmArguments& p, uint32_t base) {
+    using P = Plan<C>;
+    if (threadIdx.x / 32 != P::kConsumers / 32) return;
+    const int lane = threadIdx.x % 32;
+    if constexpr (!C::kFirst) dependency_launch();
+    if constexpr (C::kFirst && !C::kRouted) dependency_wait();
+    int active;
+    const int tiles = list_work<C::kExperts, C::kAbove, C::kWidth, C::kWidest>(p.expert_rows, base + P::kListOffset, active);
+    __syncwarp();
+    Cursor<C::kWidest, P::kRowTiles> cursor(base + P::kListOffset, active, tiles);
+    constexpr int kChunks = row_chunks(C::kK);
+    WorkItem item = cursor.next();
+    auto groups = [](const WorkItem& i) { return (i.rows + kGroupRows - 1) / kGroupRows; };
+    auto begin = [&](const Ring<C>& ring, int count, int unit) {  // weights and the stage's byte count
+      if (lane == 0) {
+        if (unit == 0) item.store(item_address<C>(base, count));
+        barrier_expect_bytes(ring.full(), groups(item) * 2 * kAtomBytes + weight_bytes<C>(item.row_tile, unit));
+        copy_weights<C>(p.packed, item, unit, ring, kEvictFirst);
+      }
+    };
+    Ring<C> ring(base, 1);
+    int ahead = 0;
+    if constexpr (Prefetch<C>::kStages > 0) {
+      if (item.expert >= 0) {
+        Ring<C> early = ring;
+        for (; ahead < Prefetch<C>::kStages; ahead++, early.advance()) begin(early, 0, ahead);
+      }
+    }
+    if constexpr (C::kFirst) {
+      if constexpr (C::kRouted) dependency_wait();
+      dependency_launch();
+    }
+    int count = 0;
+    for (; item.expert >= 0; count++, item = cursor.next()) {
+      const uint8_t* rows = static_cast<const uint8_t*>(p.rows) + atom_offset(item.row + lane * kGroupRows, 0, kChunks);
+#pragma unroll 1
+      for (int unit = 0; unit < P::kUnits; unit++, ring.advance()) {
+        barrier_wait(ring.empty(), ring.phase);
+        if (ahead > 0) {
+          ahead--;
+        } else {
+          begin(ring, count, unit);
+        }
+        __syncwarp();
+        if (lane < groups(item)) {
+          bulk_copy(ring.tokens() + lane * 2 * kAtomBytes, rows + unit * (2 * kAtomBytes), 2 * kAtomBytes, ring.full(), kEvictLast);
+        }
+      }
+    }
+    barrier_wait(ring.empty(), ring.phase);
+    if (lane == 0) {
+      item.store(item_address<C>(base, count));
+      barrier_arrive(ring.full());
+    }
+    if constexpr (!C::kFirst) dependency_wait();
+  }
+};
+
+// Sixteen bf16 elements of a row of x.
+template <int kTopK, bool kWeighted>
+struct GatheredRows {
+  static constexpr float kScale = 1.0f;
+  static constexpr int kRegisters = 8;
+  struct Fragment {
+    uint4 low, high;
+    float weight;
+  };
+
+  template <class C>
+  static __device__ __forceinline__ void load(Fragment& f, const GemmArguments& p, int row, int block) {
+    const int slot = p.row_slot[row];
+    f.low = f.high = make_uint4(0, 0, 0, 0);
+    if (slot < 0 || block >= C::kK / 16) return;
+    const int64_t token = slot / kTopK;
+    const uint4* source = reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.rows) + (token * C::kK + block * 16) * 2);
+    f.low = __ldg(source);
+    f.high = __ldg(source + 1);
+    if constexpr (kWeighted) f.weight = p.topk_weights[slot];
+  }
+
+  static __device__ __forceinline__ uint32_t pair(const Fragment& f, int i) {
+    const uint32_t words[8] = {f.low.x, f.low.y, f.low.z, f.low.w, f.high.x, f.high.y, f.high.z, f.high.w};
+    if constexpr (!kWeighted) return words[i];
+    const float low = __fmul_rn(__uint_as_float(words[i] << 16), f.weight);
+    const float high = __fmul_rn(__uint_as_float(words[i] & 0xFFFF0000u), f.weight);
+    uint32_t rounded;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rounded) : "f"(high), "f"(low));
+    return rounded;
+  }
+};
+
+// Sixteen E2M1 codes and their E4M3 scale. kPitch: bytes of a row of codes; kScalePitch: columns of a row of scales.
+template <class Layout, int kPitch, int kScalePitch>
+struct CodeRows {
+  static constexpr float kScale = 128.0f;
+  static constexpr int kRegisters = 3;
+  struct Fragment {
+    uint2 codes;
+    uint32_t scale;
+  };
+
+  template <class C>
+  static __device__ __forceinline__ void load(Fragment& f, const GemmArguments& p, int row, int block) {
+    f.codes = make_uint2(0, 0);
+    f.scale = 0;
+    if (block >= C::kK / 16) return;
+    f.codes = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(p.rows) + int64_t(row) * kPitch + block * 8);
+    f.scale = p.row_scales[Layout::offset(row, block, kScalePitch)];
+  }
+
+  // Scale x 2^119 in both halves: E4M3 is exact in fp16, and the product has few enough bits for bf16.
+  static __device__ __forceinline__ uint32_t scale_pair(uint32_t byte) {
+    uint32_t halves;
+    asm("{ .reg .b16 b; cvt.u16.u32 b, %1; cvt.rn.f16x2.e4m3x2 %0, b; }" : "=r"(halves) : "r"(byte));
+    float value;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(value) : "r"(halves));
+    const uint32_t bits = __float_as_uint(__fmul_rn(value, 0x1p119f));
+    return __byte_perm(bits, bits, 0x3232);
+  }
+
+  static __device__ __forceinline__ uint32_t pair(const Fragment& f, int i) {
+    const uint32_t byte = __byte_perm(i < 4 ? f.codes.x : f.codes.y, 0, 0x4440 + i % 4);
+    const uint32_t magnitudes = (byte * 0x00040040u) & 0x01C001C0u;  // both nibbles' e e m to bits 8...6 of their half
+    const uint32_t signs = (byte * 0x01001000u) & 0x80008000u;
+    return mul_bf16x2(magnitudes | signs, scale_pair(f.scale));
+  }
+};
+
+template <class Source>
+struct StagedTokens {
+  static constexpr int kThreads = 128;
+  static constexpr float kScale = Source::kScale;
+
+  // Item and unit of consecutive stages.
+  template <class C>
+  struct Walk {
+    Cursor<C::kWidest, Plan<C>::kRowTiles> cursor;
+    WorkItem item;
+    int unit = 0, count = 0;
+    __device__ Walk(uint32_t list, int active, int tiles) : cursor(list, active, tiles), item(cursor.next()) {}
+    __device__ bool done() const { return item.expert < 0; }
+    __device__ void advance() {
+      if (++unit < Plan<C>::kUnits) return;
+      unit = 0;
+      count++;
+      item = cursor.next();
+    }
+  };
+
+  template <class C>
+  static __device__ __forceinline__ void produce(const GemmArguments& p, uint32_t base) {
+    using P = Plan<C>;
+    constexpr int kGroupsPerWarp = (C::kWidth + 15) / 16;  // a warp serves one chunk and every second group
+    constexpr int kBudget = (C::kProducerRegisters > 0 ? 24 : 48) / (Source::kRegisters * kGroupsPerWarp);
+    constexpr int kDepth = kBudget > 4 ? 4 : kBudget < 1 ? 1 : kBudget;
+    const int lane = threadIdx.x % 32, warp = (threadIdx.x - P::kConsumers) / 32;
+    const int chunk = warp % 2, first_group = warp / 2, r = lane / 4, q = lane % 4;
+    const bool leader = warp == 0 && lane == 0;
+    const uint32_t counts = base + P::kItemOffset;  // not yet in use
+    if constexpr (!C::kFirst) dependency_launch();
+    if constexpr (C::kFirst && !C::kRouted) dependency_wait();
+    if (warp == 0) {
+      int active;
+      const int tiles = list_work<C::kExperts, C::kAbove, C::kWidth, C::kWidest>(p.expert_rows, base + P::kListOffset, active);
+      if (lane == 0) {
+        store_shared(counts, tiles);
+        store_shared(counts + 4, active);
+      }
+    }
+    named_barrier(1, kThreads);
+    const int tiles = int(load_shared(counts)), active = int(load_shared(counts + 4));
+    Walk<C> fill(base + P::kListOffset, active, tiles);
+    auto begin = [&](const Ring<C>& ring, int unit) {
+      if (unit == 0) fill.item.store(item_address<C>(base, fill.count));
+      barrier_expect_bytes(ring.full(), weight_bytes<C>(fill.item.row_tile, unit));
+      copy_weights<C>(p.packed, fill.item, unit, ring, kEvictFirst);
+    };
+    Ring<C> ring(base, 1);
+    int ahead = 0;
+    named_barrier(1, kThreads);  // counts are read before an item may replace them
+    if constexpr (Prefetch<C>::kStages > 0) {
+      if (!fill.done()) {
+        Ring<C> early = ring;
+        for (; ahead < Prefetch<C>::kStages; ahead++, early.advance()) {
+          if (leader) begin(early, ahead);
+        }
+      }
+    }
+    if constexpr (C::kFirst) {
+      if constexpr (C::kRouted) dependency_wait();
+      dependency_launch();
+    }
+    Walk<C> fetch = fill;
+    typename Source::Fragment fragments[kDepth][kGroupsPerWarp];
+    auto load = [&](typename Source::Fragment(&f)[kGroupsPerWarp]) {
+      if (fetch.done()) return;
+#pragma unroll
+      for (int i = 0; i < kGroupsPerWarp; i++) {
+        const int group = first_group + 2 * i;
+        if (group * kGroupRows < fetch.item.rows) {
+          Source::template load<C>(f[i], p, fetch.item.row + group * kGroupRows + r, fetch.unit * 8 + chunk * 4 + q);
+        }
+      }
+      fetch.advance();
+    };
+#pragma unroll
+    for (int d = 0; d < kDepth; d++) load(fragments[d]);
+    while (!fill.done()) {
+#pragma unroll
+      for (int d = 0; d < kDepth; d++) {
+        if (fill.done()) break;
+        barrier_wait(ring.empty(), ring.phase);
+        if (ahead > 0) {
+          ahead--;
+        } else if (leader) {
+          begin(ring, fill.unit);
+        }
+#pragma unroll
+        for (int i = 0; i < kGroupsPerWarp; i++) {
+          const int group = first_group + 2 * i;
+          if (group * kGroupRows < fill.item.rows) {
+            const uint32_t atom = ring.tokens() + (2 * group + chunk) * kAtomBytes;
+#pragma unroll
+            for (int piece = 0; piece < 8; piece++) {
+              store_shared(atom + pair_offset(r, piece, q), Source::pair(fragments[d][i], piece));
+            }
+          }
+        }
+        fence_async_shared();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(ring.full());
+        ring.advance();
+        load(fragments[d]);
+        fill.advance();
+      }
+    }
+    barrier_wait(ring.empty(), ring.phase);
+    if (leader) {
+      fill.item.store(item_address<C>(base, fill.count));
+      barrier_arrive(ring.full());
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(ring.full());
+    if constexpr (!C::kFirst) dependency_wait();
+  }
+};
+
+}  // namespace moegen

@@ -1,0 +1,130 @@
+// Which (expert, rows, weight rows) tiles a block computes: read from the routing result on the device, never on the host.
+//
+// A gemm runs one kernel per token-tile width of its ladder, because two wgmma widths in one kernel serialise (ptxas C7512).
+// An expert's rows, in groups of 8, are split evenly over the fewest tiles of the ladder's widest kernel; the kernel with
+// the least width that holds such a tile takes all of them. Row tiles of one token tile are neighbours in the order of work.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx.cuh"
+#include "rows.cuh"
+
+namespace moegen {
+
+// One token tile's work on one row tile of the weights; kept in shared memory as an int4.
+struct WorkItem {
+  int expert;    // < 0 ends the work
+  int row;       // first padded row, a multiple of 8
+  int rows;      // real rows, 1...width
+  int row_tile;  // of the weights
+
+  static constexpr int kBytes = 16;
+  static __device__ WorkItem load(uint32_t address) {
+    const int4 v = load_shared_int4(address);
+    return WorkItem{v.x, v.y, v.z, v.w};
+  }
+  __device__ void store(uint32_t address) const { store_shared_int4(address, make_int4(expert, row, rows, row_tile)); }
+};
+
+// An expert that this kernel serves, likewise.
+struct WorkEntry {
+  int expert;
+  int first_tile;   // token tiles of all earlier entries
+  int first_group;  // groups of 8 padded rows of all earlier experts, served here or not
+  int rows;
+
+  static constexpr int kBytes = 16;
+  static __device__ WorkEntry load(uint32_t address) {
+    const int4 v = load_shared_int4(address);
+    return WorkEntry{v.x, v.y, v.z, v.w};
+  }
+  __device__ void store(uint32_t address) const {
+    store_shared_int4(address, make_int4(expert, first_tile, first_group, rows));
+  }
+};
+
+// Token tiles and groups per tile of an expert with `rows` rows, for a ladder whose widest tile is kWidest.
+template <int kWidest>
+struct Split {
+  int groups, tiles, tile_groups;
+  __device__ explicit Split(int rows) {
+    groups = (rows + kGroupRows - 1) / kGroupRows;
+    tiles = (groups + kWidest / kGroupRows - 1) / (kWidest / kGroupRows);
+    tile_groups = tiles > 0 ? (groups + tiles - 1) / tiles : 0;
+  }
+};
+
+// Writes this kernel's experts to the list at `list` (room for kExperts) and returns the number of token tiles; called by one
+// full warp. kAbove < rows of a tile <= kWidth.
+template <int kExperts, int kAbove, int kWidth, int kWidest>
+__device__ int list_work(const int32_t* __restrict__ expert_rows, uint32_t list, int& active) {
+  constexpr int kBatch = 4;  // loads in flight
+  const int lane = threadIdx.x % 32;
+  const uint32_t earlier = (1u << lane) - 1u;
+  int tiles = 0, groups = 0, count = 0;
+#pragma unroll 1
+  for (int base = 0; base < kExperts; base += 32 * kBatch) {
+    int rows[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; i++) {
+      const int expert = base + 32 * i + lane;
+      rows[i] = expert < kExperts ? __ldcg(expert_rows + expert) : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; i++) {
+      const Split<kWidest> split(rows[i]);
+      const int width = split.tile_groups * kGroupRows;
+      const int mine = width > kAbove && width <= kWidth ? split.tiles : 0;
+      int tile_sum = mine, group_sum = split.groups;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) {
+        const int tile_part = __shfl_up_sync(~0u, tile_sum, step), group_part = __shfl_up_sync(~0u, group_sum, step);
+        if (lane >= step) {
+          tile_sum += tile_part;
+          group_sum += group_part;
+        }
+      }
+      const uint32_t votes = __ballot_sync(~0u, mine > 0);
+      if (mine > 0) {
+        const WorkEntry entry{base + 32 * i + lane, tiles + tile_sum - mine, groups + group_sum - split.groups, rows[i]};
+        entry.store(list + (count + __popc(votes & earlier)) * WorkEntry::kBytes);
+      }
+      count += __popc(votes);
+      tiles += __shfl_sync(~0u, tile_sum, 31);
+      groups += __shfl_sync(~0u, group_sum, 31);
+    }
+  }
+  active = count;
+  return tiles;
+}
+
+// Walks this block's share: items blockIdx.x, blockIdx.x + gridDim.x, ...
+template <int kWidest, int kRowTiles>
+struct Cursor {
+  uint32_t entry, last;  // addresses of the current and of the last entry
+  int items, index;
+
+  __device__ Cursor(uint32_t list, int active, int tiles)
+      : entry(list), last(list + (active - 1) * WorkEntry::kBytes), items(tiles * kRowTiles), index(int(blockIdx.x)) {}
+
+  // The next item, or one with expert < 0.
+  __device__ WorkItem next() {
+    if (index >= items) return WorkItem{-1, 0, 0, 0};
+    const int tile = index / kRowTiles, row_tile = index % kRowTiles;
+    WorkEntry e = WorkEntry::load(entry);
+    while (entry != last) {
+      const WorkEntry later = WorkEntry::load(entry + WorkEntry::kBytes);
+      if (later.first_tile > tile) break;
+      e = later;
+      entry += WorkEntry::kBytes;
+    }
+    const Split<kWidest> split(e.rows);
+    const int first = (tile - e.first_tile) * split.tile_groups * kGroupRows;
+    const int rows = min(split.tile_groups * kGroupRows, e.rows - first);
+    index += int(gridDim.x);
+    return WorkItem{e.expert, e.first_group * kGroupRows + first, rows, row_tile};
+  }
+};
+
+}  // namespace moegen
