@@ -11,16 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from moegen.core.devices import PLANNING_DEVICE
 from moegen.core.enums import Target
 from moegen.core.errors import TuneError
 from moegen.core.package import Package
 from moegen.store.database import Result, TrialDatabase
-from moegen.store.trials import Record, Session, TrialStatus
+from moegen.store.trials import Environment, Record, Session, TrialStatus
 from moegen.store.trials import Routing as RoutingRecord
 from moegen.tune.explore import PointFindings, explore
 from moegen.tune.freeze import class_defaults, numerics_text
 from moegen.tune.measure import Duel, duel
-from moegen.tune.planning import TunePoint, finished_points
+from moegen.tune.planning import Estimate, TunePoint, estimate, finished_points
 from moegen.tune.policy import MeasurePolicy, SelectPolicy
 from moegen.tune.recording import Recorder, routing_record
 from moegen.tune.select import Point, Reason, choose
@@ -105,9 +106,9 @@ class TuneSession:
         self._policy, self._selection, self._seed = policy, selection or SelectPolicy(), seed
         self._budget_s, self._again, self._progress = budget_s, again, progress
         self._began = time.monotonic()
-        self.subject: Description = describe(worker)
+        self._subject: Description = describe(worker)
         self._defaults = class_defaults(package.targets[target])
-        self._candidates = [p for p in package.targets[target].pipelines if p.name in self.subject.built]
+        self._candidates = [p for p in package.targets[target].pipelines if p.name in self._subject.built]
         if not self._candidates:
             raise TuneError(
                 f"no pipeline of {package.name} is built for {target.value}",
@@ -117,7 +118,7 @@ class TuneSession:
         self._recorder = Recorder(
             package=package,
             target=target,
-            environment=self.subject.environment,
+            environment=self._subject.environment,
             policy=policy,
             session=Session(
                 started=time.time(),
@@ -127,10 +128,21 @@ class TuneSession:
                 budget_s=budget_s,
                 seed=seed,
             ),
-            artifacts=self.subject.artifacts,
+            artifacts=self._subject.artifacts,
         )
         self._report = SessionReport(ending=Ending.DONE)
         self._banned: dict[str, Checked] = {}
+
+    @property
+    def environment(self) -> Environment:
+        """The machine that candidates run on."""
+        return self._subject.environment
+
+    def estimate(self, points: Sequence[TunePoint]) -> Estimate:
+        """Expected cost of what is left of ``points``."""
+        done = set() if self._again else self._finished()
+        todo = [point for point in points if point.key not in done]
+        return estimate(todo, self._candidates, self._defaults, self._policy, PLANNING_DEVICE[self._target])
 
     def run(self, points: Sequence[TunePoint]) -> SessionReport:
         """Explores what is left of ``points``, then confirms challengers. Ctrl-C ends it in order, with what is
@@ -218,7 +230,7 @@ class TuneSession:
         self._database.add(records)
 
     def _finished(self) -> set[Point]:
-        return finished_points(self._results(), self._package, self._target, self.subject.environment, self._policy)
+        return finished_points(self._results(), self._package, self._target, self._subject.environment, self._policy)
 
     def _results(self) -> list[Result]:
         return self._database.results(package=self._package.digest, target=self._target.value)
