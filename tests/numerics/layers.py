@@ -11,16 +11,14 @@ from moegen.core.enums import (
     ActivationKind,
     ActScale,
     CombineMode,
-    Contract,
     Epilogue,
     OpKind,
-    Round,
     RouterWeight,
     ScaleLayout,
     TokenDtype,
 )
 from moegen.core.ops import Activation, Numerics, OpSpec
-from moegen.numerics import LayerWeights, dequantize, dynamic_pair, exact, pair_from_decode, quantize_rows
+from moegen.numerics import LayerWeights, dynamic_pair, exact, pair_from_decode, quantize_rows
 from moegen.numerics.activations import gated_product, ungated_value
 from moegen.numerics.elementary import fma
 from moegen.numerics.layouts import Projection, fuse_rows, weight_pack
@@ -28,6 +26,8 @@ from moegen.numerics.quantize import Quantized, unscaled_values
 from moegen.numerics.rounding import round_at, to_token
 
 PACK = "rows8"
+SWIGLU = Activation(kind=ActivationKind.SWIGLU)
+DEFAULT_NUMERICS = Numerics()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class Layer:
     tokens: int = 11
     row_tile: int = 4
     first_expert: int = 2
-    activation: Activation = Activation(kind=ActivationKind.SWIGLU)
+    activation: Activation = SWIGLU
     w4a4: bool = True
     epilogue: Epilogue = Epilogue.COMPACT
     combine: CombineMode = CombineMode.ORDERED
-    numerics: Numerics = Numerics()
+    numerics: Numerics = DEFAULT_NUMERICS
     dtype: TokenDtype = TokenDtype.BF16
     bias: bool = True
     row_scales: ScaleLayout = ScaleLayout.SWIZZLE_128X4
@@ -97,7 +97,7 @@ class Layer:
     @cached_property
     def topk_ids(self) -> Tensor:
         """Local and foreign experts, -1 among them; local expert 1 gets none."""
-        choices = torch.tensor([e for e in range(self.first_expert - 1, self.first_expert + self.experts + 1)])
+        choices = torch.arange(self.first_expert - 1, self.first_expert + self.experts + 1)
         choices = choices[choices != self.first_expert + 1]
         drawn = choices[torch.randint(0, len(choices), (self.tokens, self.top_k), generator=self.generator(5))]
         dropped = torch.rand(drawn.shape, generator=self.generator(6)) < 0.1
@@ -109,7 +109,6 @@ class Layer:
 
     @cached_property
     def x_scale(self) -> Tensor:
-        # A power of two puts exact tokens on E2M1's grid times a scale of 1 or more: their quantised sums stay exact.
         return pair_from_decode(torch.tensor([0.03125]))
 
     @cached_property
@@ -250,6 +249,3 @@ def dynamic_scales(layer: Layer) -> tuple[Tensor, Tensor]:
     products = [gemm2_input(layer, int(t), int(j), x_pair) for t, j in zip(tokens, slots, strict=True)]
     hidden = torch.stack([stored(layer, product) for product in products if product is not None])
     return x_pair, dynamic_pair(hidden, layer.numerics.contract)[0]
-
-
-__all__ = ["Contract", "Layer", "Round", "dequantize", "slotwise"]

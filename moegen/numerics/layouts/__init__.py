@@ -27,6 +27,8 @@ from moegen.numerics.layouts.scales import (
     Tiled,
     scale_layout,
 )
+from moegen.numerics.layouts.sm90 import PACK as SM90_PACK
+from moegen.numerics.layouts.sm90 import PIECES as SM90_PIECES_PACK
 
 __all__ = [
     "GATED_ROWS",
@@ -34,6 +36,8 @@ __all__ = [
     "LAYOUTS",
     "LINEAR",
     "ROWS8",
+    "SM90_PACK",
+    "SM90_PIECES_PACK",
     "SWIZZLE_8X4",
     "SWIZZLE_128X4",
     "TRANSPOSED",

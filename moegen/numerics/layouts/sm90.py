@@ -201,7 +201,7 @@ class Sm90Pack:
         for part in range(halves):
             mine = (half == part) & (row < rows)
             order = torch.argsort(row[mine])
-            found_codes.append(e2m1.pack(nibbles[mine][order][:, :depth]))
+            found_codes.append(e2m1.pack(nibbles[mine][order][:, :depth], depth // 2))
             found_scales.append(blocks[mine][order][:, : depth // BLOCK])
         return found_codes, found_scales
 
