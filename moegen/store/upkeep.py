@@ -36,7 +36,7 @@ class VerifyReport:
 
 @dataclass(kw_only=True)
 class CollectReport:
-    """What a collection removed (artifact digests, bundle names), kept because a bundle names it, and freed in bytes."""
+    """What a collection removed (artifact digests, bundle names), kept because a bundle names it, and freed (bytes)."""
 
     removed: list[str] = field(default_factory=list)
     bundles: list[str] = field(default_factory=list)
@@ -133,13 +133,15 @@ def _collect_litter(home: Path, report: CollectReport) -> None:
         report.freed_bytes += _size(directory)
         report.litter += 1
         shutil.rmtree(directory, ignore_errors=True)
-    for directory in _folders(home / STAGING):
+    staging = home / STAGING
+    tokens = sorted({path.stem for path in staging.iterdir()}) if staging.is_dir() else []
+    for directory in (staging / token for token in tokens):
         lock_path = directory.with_suffix(".lock")
         lock = try_lock(lock_path)
         if lock is None:  # its writer is alive
             continue
         report.freed_bytes += _size(directory)
-        report.litter += 1
+        report.litter += directory.is_dir()
         shutil.rmtree(directory, ignore_errors=True)
         lock_path.unlink(missing_ok=True)
         os.close(lock)
