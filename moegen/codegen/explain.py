@@ -12,8 +12,8 @@ from moegen.codegen.variant import op_name
 def explain_plan(plan: TargetPlan) -> dict[str, Any]:
     """Everything a plan decided, JSON-ready. Times are modelled microseconds and rank candidates only.
 
-    Keys: ``target``, ``device``, ``default``, ``notes``, ``rejected`` (mode, reason), ``packs``, ``pipelines`` (kept and
-    why), ``dropped`` (name, times slower than the best), ``ops`` (per op: counts, and every schedule's verdict).
+    Keys: ``target``, ``device``, ``default``, ``notes``, ``rejected`` (mode, reason), ``packs``, ``pipelines`` (kept,
+    and why), ``dropped`` (name, times slower than the best), ``ops`` (counts, and every schedule's verdict).
     """
     return {
         "target": plan.target.value,

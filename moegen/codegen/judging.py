@@ -43,6 +43,16 @@ def mean_log(times_us: Iterable[float]) -> float:
     return sum(values) / len(values)
 
 
+def spread(count: int) -> list[int]:
+    """Indices 0 … count-1 so ordered that any first few of them cover the range: the ends, the middle, the quarters."""
+    order = [0, count - 1]
+    step = count
+    while step > 1:
+        step = -(-step // 2)
+        order += range(step, count, step)
+    return list(dict.fromkeys(index for index in order if index < count))
+
+
 class Judge:
     """Judges ops on one device, each op once.
 
@@ -87,14 +97,14 @@ class Judge:
         return self.catalog.time_us(variant.op, variant.schedule, self.device, load)
 
     def best(self, op: OpSpec, count: int) -> tuple[Judged, ...]:
-        """At most ``count`` legal candidates: the best over all points, then the best at the smallest and the largest
-        batch, then the next best over all."""
+        """At most ``count`` legal candidates: the best over all points, then the best at single points, then the next
+        best over all."""
         legal = [judged for judged in self.judged(op) if judged.verdict.legal]
         overall = sorted(legal, key=lambda judged: (mean_log(judged.times_us), judged.name))
         if not overall:
             return ()
-        ends = [min(overall, key=lambda judged: judged.times_us[index]) for index in (0, -1)]
-        distinct = {judged.name: judged for judged in [overall[0], *ends, *overall]}
+        somewhere = [min(overall, key=lambda judged: judged.times_us[point]) for point in spread(len(self.points))]
+        distinct = {judged.name: judged for judged in [overall[0], *somewhere, *overall]}
         return tuple(distinct.values())[:count]
 
     def _judge(self, op: OpSpec, schedule: Schedule) -> Judged:

@@ -53,7 +53,7 @@ def expected_tiles(tokens: int, share: float, row_tile: int) -> tuple[float, flo
     if tokens == 0 or share <= 0.0:
         return 0.0, 0.0
     mean, deviation = tokens * share, math.sqrt(tokens * share * (1.0 - share))
-    low, high = max(0, int(mean - 8 * deviation) - 1), min(tokens, int(mean + 8 * deviation) + 2)
+    low, high = max(0, int(mean - 8 * deviation) - 1), min(tokens, int(mean + 8 * deviation) + 16)
     tiles = 0.0
     log_choose = math.lgamma(tokens + 1)
     for rows in range(max(low, 1), high + 1):

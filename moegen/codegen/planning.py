@@ -21,8 +21,8 @@ from moegen.spec.models import LayerSpec
 
 MODEL_TOKENS = tuple(1 << exponent for exponent in range(15))
 """Token counts at which every pipeline's model prediction is recorded, besides those the spec tunes for."""
-GEMM_CANDIDATES = 3
-"""Schedules of each gemm that enter pipelines: best overall, best at the smallest and at the largest batch."""
+GEMM_CANDIDATES = 6
+"""Schedules of each gemm that enter pipelines: the best overall, and the best at batches that cover the range."""
 
 
 @dataclass(frozen=True, kw_only=True)

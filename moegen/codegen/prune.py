@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from moegen.codegen.judging import Judged, mean_log
+from moegen.codegen.judging import Judged, mean_log, spread
 from moegen.codegen.pipelines import Shape
 from moegen.core.canonical import digest
 from moegen.core.ops import Numerics
@@ -77,7 +77,7 @@ def prune(ranked: Sequence[Candidate], default: Candidate, limit: int) -> tuple[
         keep(candidate, f"best of {epilogue.value}, {combine.value}")
     for row_tile, candidate in _best_of(rivals, lambda c: c.shape.row_tile).items():
         keep(candidate, f"best of row tile {row_tile}")
-    for point in range(len(default.times_us)):
+    for point in spread(len(default.times_us)):
         if len(kept) < limit:
             keep(min(rivals, key=lambda c: c.times_us[point]), "best at some batch")
     for candidate in _in_turn(rivals) + _in_turn(ranked):

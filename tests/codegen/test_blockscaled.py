@@ -1,0 +1,149 @@
+"""Legality of block-scaled tcgen05 gemms: each predicate at its edge, with the numbers it compared."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from codegen.specs import W4A16, quickstart, spec
+
+from moegen.codegen import explain_plan, plan
+from moegen.codegen.catalog import judge
+from moegen.codegen.catalogs.blockscaled import (
+    PREDICATES,
+    family,
+    shared_memory_bytes,
+    tensor_memory_columns,
+    token_tile,
+)
+from moegen.codegen.pipelines import Shape, pipeline_ops
+from moegen.codegen.registry import catalog
+from moegen.codegen.schedule import Schedule
+from moegen.core.devices import B200
+from moegen.core.enums import CombineMode, Epilogue, OpKind, Target
+from moegen.core.errors import SpecError
+from moegen.core.ops import OpSpec
+
+FAMILY = family(Target.SM_100A)
+BASE: dict[str, Any] = {
+    "rows": 128,
+    "cols": 128,
+    "k": 256,
+    "stages": 3,
+    "acc_stages": 2,
+    "cta_group": 1,
+    "swap_ab": False,
+}
+
+
+def schedule(**changes: Any) -> Schedule:
+    return FAMILY.make(**{**BASE, **changes})
+
+
+def gemm1(row_tile: int, epilogue: Epilogue = Epilogue.FUSED_FP4, **changes: Any) -> OpSpec:
+    shape = Shape(epilogue=epilogue, combine=CombineMode.ORDERED, row_tile=row_tile)
+    return next(op for op in pipeline_ops(spec(**changes), shape) if op.kind is OpKind.GEMM1)
+
+
+def verdict(made: Schedule, op: OpSpec | None = None) -> str:
+    return judge(PREDICATES, op or gemm1(token_tile(made)), made, B200).predicate
+
+
+def test_a_plain_and_a_swapped_tile_are_legal() -> None:
+    assert verdict(schedule()) == ""
+    assert verdict(schedule(swap_ab=True, cols=8)) == ""
+    assert verdict(schedule(rows=256, cta_group=2, cols=256, acc_stages=1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "predicate"),
+    [
+        ({"rows": 64}, "pairing"),
+        ({"rows": 256}, "pairing"),
+        ({"cta_group": 2}, "pairing"),
+        ({"cta_group": 3, "rows": 384}, "cta_group"),
+        ({"cols": 264}, "width"),
+        ({"cols": 0}, "width"),
+        ({"swap_ab": True, "cols": 12}, "width"),
+        ({"swap_ab": True, "rows": 256, "cta_group": 2, "cols": 24}, "width"),
+        ({"cols": 96}, "scale_width"),
+        ({"cols": 224}, "scale_width"),
+        ({"k": 32}, "depth"),
+        ({"k": 96}, "depth"),
+        ({"k": 192}, "box"),
+        ({"cols": 256, "acc_stages": 2}, "tmem"),
+        ({"acc_stages": 3}, "acc_stages"),
+        ({"stages": 1}, "stages"),
+        ({"stages": 6}, "smem"),
+    ],
+)
+def test_an_illegal_tile_fails_its_predicate(changes: dict[str, Any], predicate: str) -> None:
+    assert verdict(schedule(**changes)) == predicate
+
+
+def test_the_width_rule_depends_on_the_operand_role() -> None:
+    assert verdict(schedule(cols=96)) == "scale_width"
+    assert verdict(schedule(cols=96, swap_ab=True)) == ""
+
+
+def test_pairs_need_enough_weight_rows_when_swapped() -> None:
+    pair = schedule(rows=256, cta_group=2, cols=32, swap_ab=True)
+    assert verdict(pair) == ""
+    narrow = {"geometry": {"hidden": 256, "intermediate": 112, "experts": 10, "top_k": 3}}
+    assert verdict(pair, gemm1(32, **narrow)) == "pairing"
+
+
+def test_token_tile_and_row_format_must_be_the_ops() -> None:
+    assert verdict(schedule(), gemm1(64)) == "row_tile"
+    assert verdict(schedule(), gemm1(128, Epilogue.COMPACT, **W4A16)) == "operand"
+
+
+def test_tensor_memory_is_accumulators_and_scales() -> None:
+    """N 128 twice, and per K 64 four columns for each operand's 128 rows: 256 + 4 · 8; N 256: 512 + 4 · 12."""
+    assert tensor_memory_columns(schedule()) == 288
+    assert tensor_memory_columns(schedule(cols=256, acc_stages=1)) == 256 + 48
+    assert tensor_memory_columns(schedule(cols=256)) == 560
+    assert tensor_memory_columns(schedule(rows=256, cta_group=2)) == 288
+
+
+def test_shared_memory_counts_alignment_staging_and_barriers() -> None:
+    """A stage of 128 x 128 x 256: 2 · 16 KiB of codes, 2 · 2 KiB of scales; 32 KiB of staging, 1 KiB of barriers."""
+    assert shared_memory_bytes(schedule()) == 3 * 36 * 1024 + 33 * 1024
+    narrow = schedule(swap_ab=True, cols=8, k=64)
+    assert shared_memory_bytes(narrow) == 3 * (4096 + 1024 + 1024 + 1024) + 33 * 1024
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_shared_memory_is_compared_with_the_device(spare: int) -> None:
+    device = replace(B200, smem_bytes=shared_memory_bytes(schedule()) + spare)
+    found = judge(PREDICATES, gemm1(128), schedule(), device)
+    assert found.legal == (spare == 0)
+    if not found.legal:
+        assert dict(found.numbers) == {"bytes": 144384, "limit": 144383}
+
+
+def test_sm_100a_offers_no_pipeline_and_says_why() -> None:
+    result = plan(quickstart(), Target.SM_100A)
+    assert (result.default, result.pipelines) == ("", ())
+    assert dict(result.rejected)["gemm1"] == "sm_100a has no gemm1 kernel"
+    assert {variant.op.kind for variant in result.variants} == {OpKind.QUANTIZE}
+    refused = {name for op in explain_plan(result)["ops"] for name in op["refused"]}
+    assert {"pairing", "width", "scale_width", "tmem", "smem"} <= refused
+
+
+def test_explicit_tiles_of_a_spec_are_checked_against_the_family() -> None:
+    sm_100a: dict[str, Any] = {"targets": ["sm_100a"]}
+    tiles = {"tile": [{"rows": 128, "cols": 256, "k": 256}], "cta_group": [1, 2], "swap_ab": [False, True]}
+    result = plan(spec(**sm_100a, schedules={"sm_100a": tiles}), Target.SM_100A)
+    judged = {j.variant.schedule.number("cols") for j in result.judged if j.variant.op.kind is OpKind.GEMM1}
+    assert judged == {256}
+    with pytest.raises(SpecError, match="unknown schedule field 'warps'"):
+        plan(spec(**sm_100a, schedules={"sm_100a": {"warps": [4]}}), Target.SM_100A)
+
+
+def test_both_blackwell_targets_share_templates_and_differ_in_names() -> None:
+    one, other = catalog(Target.SM_100A), catalog(Target.SM_103A)
+    shape = Shape(epilogue=Epilogue.FUSED_FP4, combine=CombineMode.ORDERED, row_tile=128)
+    op = next(op for op in pipeline_ops(spec(), shape) if op.kind is OpKind.QUANTIZE)
+    schedules = [item.schedules(op, B200, None) for item in (one, other)]
+    assert one.template(op, schedules[0][0]) == other.template(op, schedules[1][0])
+    assert {s.name for s in schedules[0]}.isdisjoint({s.name for s in schedules[1]})
