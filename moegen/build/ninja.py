@@ -18,14 +18,15 @@ from moegen.build.toolchain import Status, clean_environment
 from moegen.core.errors import ToolchainMissing
 
 _POLL_S = 0.01
-_TIMED_OUT = (124, 137)
+_TIMED_OUT, _KILLED = 124, 137
 #: step=$1, then the command: runs it under the limit of the moment; the status file appears whole.
 _SCRIPT = """\
 step=$1; shift
+limit=$(cat limit)
 begin=$(date +%s.%N)
-timeout -k 5 "$(cat limit)" "$@" >"$step.log" 2>&1 </dev/null
+timeout -k 5 "$limit" "$@" >"$step.log" 2>&1 </dev/null
 code=$?
-echo "$code $begin $(date +%s.%N)" >"$step.tmp" && mv "$step.tmp" "$step.status"
+echo "$code $limit $begin $(date +%s.%N)" >"$step.tmp" && mv "$step.tmp" "$step.status"
 exit $code
 """
 
@@ -133,19 +134,19 @@ def _write_limit(work: Path, limit: TimeLimit) -> None:
 
 
 def _read(step: Step, work: Path) -> StepResult:
-    code, begin, end = (work / f"{step.name}.status").read_text().split()
+    code, limit, begin, end = map(float, (work / f"{step.name}.status").read_text().split())
     log = (work / f"{step.name}.log").read_text(errors="replace")
-    status = _status(int(code), log)
+    # A killed compiler (137) timed out if it outlived its limit; otherwise somebody else killed it, or memory ran out.
+    timed_out = code == _TIMED_OUT or (code == _KILLED and end - begin >= limit)
+    status = Status.TIMEOUT if timed_out else _status(int(code), log)
     if status is Status.OK and not (work / step.output).is_file():
         status, log = Status.CRASH, f"{log}\nthe compiler succeeded but wrote no {step.output}"
-    return StepResult(status=status, log=log, seconds=float(end) - float(begin))
+    return StepResult(status=status, log=log, seconds=end - begin)
 
 
 def _status(code: int, log: str) -> Status:
     if code == 0:
         return Status.OK
-    if code in _TIMED_OUT:
-        return Status.TIMEOUT
     if code > 128 or "internal compiler error" in log or "Killed signal" in log:
         return Status.CRASH
     return Status.COMPILE_ERROR
