@@ -53,9 +53,6 @@ def _complete(barrier: NamedBarrier) -> None:
     barrier.generation += 1
     barrier.arrived = 0
     barrier.parties = []
-    # The merged clock of this generation outlives it, for warps that have yet to see completion.
-    if barrier.clock is not None:
-        barrier.clock = (barrier.generation, barrier.clock[1])
 
 
 def _threads_of(cta: Cta) -> int:

@@ -256,9 +256,6 @@ def _one_bulk_load(w: "Warp", destination: int, source: int, size: int, barrier:
         return
     home = w.cta.resolve(barrier)[0]
     ticket = machine.races.issue(w, "tma") if machine.races is not None else None
-    if ticket is not None:
-        for cta, offset in targets:
-            ticket.poison(cta, offset, size)
 
     def copy() -> None:
         try:

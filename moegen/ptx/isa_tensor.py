@@ -202,9 +202,6 @@ def _issue_load(
         return
     goals = [_signal_of(w, cta, barrier, mask, pair) for cta, _ in targets]
     ticket = machine.races.issue(w, "tma") if machine.races is not None else None
-    if ticket is not None:
-        for cta, offset in targets:
-            ticket.poison(cta, offset, size)
 
     def copy() -> None:
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moegen.ptx import registry
-from moegen.ptx.dtypes import ALL, Mask
+from moegen.ptx.dtypes import ALL, TYPES, Mask
 from moegen.ptx.emit import Branch, Effect, Emit, Exit, Lowered, Pure, Slots
 from moegen.ptx.errors import UnknownInstruction
 from moegen.ptx.program import Entry, Instruction
@@ -192,6 +192,17 @@ class Kernel:
                 for name, (slot, _) in zip(names, lowered.outs, strict=True)
             ]
         return lines
+
+    @property
+    def granule(self) -> int:
+        """Bytes that the race detector tells apart: 4, or the narrowest access that may touch shared memory."""
+        widths = [4]
+        for item in self.items:
+            head, *mods = item.opcode.split(".")
+            if head in {"ld", "st", "atom", "red"} and not {"global", "param", "local", "const"} & set(mods):
+                kind = TYPES.get(mods[-1])
+                widths.append(4 if kind is None else kind.nbytes)
+        return min(widths)
 
     @staticmethod
     def _merge(mask: str | None, expression: str, slot: int) -> str:

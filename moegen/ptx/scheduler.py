@@ -106,6 +106,8 @@ class Scheduler:
                 self._check_leak(c)
             grid = cta.grid
             grid.running.remove(cluster)
+            if self.machine.races is not None:
+                self.machine.races.stop(cluster)
             grid.finished += cluster.size
             if grid.complete and grid in self.active:
                 self.active = [g for g in self.active if not g.complete]
