@@ -28,7 +28,8 @@ _RANGE = 2688.0
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """What inputs depend on: sizes in elements, gate, bias, token dtype, and whether activation scales are static."""
+    """What inputs depend on: sizes in elements, gate, bias, token dtype, whether rows are quantised, and whether their
+    scales are static."""
 
     experts: int
     top_k: int
@@ -37,6 +38,7 @@ class LayerShape:
     gated: bool
     bias: bool
     dtype: TokenDtype
+    w4a4: bool
     static_scales: bool
 
 
@@ -77,6 +79,7 @@ def shape_of(pipeline: Pipeline) -> LayerShape:
         gated=gemm1.gated,
         bias=gemm1.bias,
         dtype=gemm1.dtype,
+        w4a4=gemm1.w4a4,
         static_scales=gemm1.w4a4 and (not scales or ActScale.STATIC in scales),
     )
 
