@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, Value
@@ -164,7 +164,7 @@ def chosen_values(
             raise SpecError(
                 f"{value!r} is no {fields[name].type}", f"{where}.{name}", f"write a list of {fields[name].type}"
             )
-        return value  # type: ignore[return-value]
+        return cast(Value, value)
 
     base = dict(auto)
     tiles: list[Mapping[str, tuple[Value, ...]]] = []

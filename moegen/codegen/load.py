@@ -27,7 +27,7 @@ class RoutingClass:
             return ((top_k / used, used),)
         if self.kind == "zipf":
             weights = [(rank + 1.0) ** -self.value for rank in range(experts)]
-            return tuple((share, 1) for share in _fill(weights, top_k))
+            return _binned(_fill(weights, top_k))
         return ((top_k / experts, experts),)
 
 
@@ -43,6 +43,17 @@ def _fill(weights: list[float], top_k: int) -> list[float]:
         capped += 1
     rest = top_k - capped
     return [1.0] * capped + [weight * rest / total for weight in weights[capped:]]
+
+
+def _binned(shares: list[float]) -> tuple[tuple[float, int], ...]:
+    """Falling shares in bins that widen with rank, each share replaced by its bin's mean; the sum stays the same."""
+    bins: list[tuple[float, int]] = []
+    start = 0
+    while start < len(shares):
+        group = shares[start : start + 1 + start // 8]
+        bins.append((sum(group) / len(group), len(group)))
+        start += len(group)
+    return tuple(bins)
 
 
 @lru_cache(maxsize=4096)

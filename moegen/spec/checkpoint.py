@@ -32,7 +32,7 @@ def new_from_checkpoint(
     """
     text = _text_config(config)
     model_type = str(text.get("model_type", ""))
-    family = _family(model_type)
+    family = _family(model_type, text)
     _refuse_layers_that_differ(text)
     act_format = _act_format(quant or config.get("quantization_config") or text.get("quantization_config"))
     values = _values(text, family, act_format, source)
@@ -50,13 +50,18 @@ def _text_config(config: Config) -> Config:
     return config
 
 
-def _family(model_type: str) -> Family:
+def _family(model_type: str, config: Config) -> Family:
     if model_type in REFUSED:
-        raise SpecError(f"{model_type} cannot be served: {REFUSED[model_type]}", _CONFIG)
+        raise SpecError(f"{model_type} cannot be served: {REFUSED[model_type]}", _CONFIG, _BY_HAND)
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise SpecError(f"model_type {model_type!r} is not known (known: {known})", _CONFIG, _BY_HAND)
-    return FAMILIES[model_type]
+    families = FAMILIES[model_type]
+    for family in families:
+        if not family.act_key or config.get(family.act_key, family.act_name) == family.act_name:
+            return family
+    key, names = families[0].act_key, [family.act_name for family in families]
+    raise SpecError(f"{key} is {config[key]!r}, {model_type} is known with {names}", _CONFIG, _BY_HAND)
 
 
 def _refuse_layers_that_differ(config: Config) -> None:
@@ -107,11 +112,6 @@ def _is_nvfp4(scheme: Any) -> bool:
 
 
 def _values(config: Config, family: Family, act_format: ActFormat, source: str) -> dict[str, Any]:
-    if family.act_key and config.get(family.act_key, family.act_name) != family.act_name:
-        found = config[family.act_key]
-        raise SpecError(
-            f"{family.act_key} is {found!r}, this family is known with {family.act_name!r}", _CONFIG, _BY_HAND
-        )
     w4a4 = act_format is ActFormat.NVFP4
     scale = {"activation_scale": {"gemm1": "static", "gemm2": "static"}} if w4a4 else {}
     gated = family.kind.gated

@@ -50,61 +50,83 @@ class Family:
 _SWIGLU = Family()
 _CLAMP = Family(kind=ActivationKind.SWIGLU_CLAMP, constants=_limit)
 _PLAIN_SIZE = Family(intermediate=("intermediate_size",))
+_SWIGLU_TYPES = (
+    "axk1",
+    "bailing_hybrid",
+    "beam",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "exaone_moe",
+    "flint",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "hy_v3",
+    "kimi_k2",
+    "kolibri1",
+    "laguna",
+    "lfm2_moe",
+    "mellum",
+    "mimo_v2_flash",
+    "mistral4",
+    "mistral_large4_text",
+    "qwen2_moe",
+    "qwen3_5_moe_text",
+    "qwen3_moe",
+    "qwen3_next",
+    "qwen3_omni_moe_text",
+    "qwen3_vl_moe_text",
+    "qwen4_exp_text",
+    "solar_open",
+    "step3p5",
+)
 
-#: ``model_type`` of config.json (of its text part, where a model has several) to the family.
-FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(
-        (
-            "qwen2_moe",
-            "qwen3_moe",
-            "qwen3_next",
-            "qwen3_5_moe_text",
-            "qwen3_vl_moe_text",
-            "qwen3_omni_moe_text",
-            "deepseek_v2",
-            "deepseek_v3",
-            "deepseek_v32",
-            "kimi_k2",
-            "kimi_linear",
-            "glm4_moe",
-            "glm4_moe_lite",
-            "glm_moe_dsa",
-            "mistral4",
-            "hy_v3",
-            "bailing_hybrid",
-            "beam",
-            "laguna",
-            "lfm2_moe",
-            "solar_open",
-            "step3p5",
+#: ``model_type`` of config.json (of its text part, where a model has several) to the families that use it, which differ
+#: in the activation that the config names.
+FAMILIES: dict[str, tuple[Family, ...]] = {
+    **dict.fromkeys(_SWIGLU_TYPES, (_SWIGLU,)),
+    **dict.fromkeys(("deepseek_v4", "glm5_next_text", "hy_v4", "hy_v4_vl_text"), (_CLAMP,)),
+    **dict.fromkeys(("mixtral", "minimax_m2"), (_PLAIN_SIZE,)),
+    "ernie4_5_moe": (Family(experts=("moe_num_experts",), top_k=("moe_k",)),),
+    "llama4_text": (Family(intermediate=("intermediate_size",), router_weight=RouterWeight.INPUT),),
+    "minimax_m3_vl_text": (
+        Family(kind=ActivationKind.SWIGLU_OAI, constants=_oai, intermediate=("intermediate_size",), act_key=""),
+    ),
+    "gpt_oss": (
+        Family(
+            kind=ActivationKind.SWIGLU_OAI,
+            constants=_oai,
+            intermediate=("intermediate_size",),
+            gate_up_order=GateUpOrder.INTERLEAVED,
+            bias=True,
         ),
+    ),
+    # Kimi-K3's text part is a kimi_linear with SiTU and, for the routed experts, a latent width.
+    "kimi_linear": (
         _SWIGLU,
+        Family(
+            kind=ActivationKind.SITU,
+            constants=_situ,
+            hidden=("routed_expert_hidden_size", "hidden_size"),
+            act_name="situ",
+        ),
     ),
-    **dict.fromkeys(("deepseek_v4", "deepseek_v41", "glm5_next_text", "hy_v4"), _CLAMP),
-    **dict.fromkeys(("mixtral", "minimax_m2"), _PLAIN_SIZE),
-    "ernie4_5_moe": Family(experts=("moe_num_experts",), top_k=("moe_k",)),
-    "llama4_text": Family(intermediate=("intermediate_size",), router_weight=RouterWeight.INPUT),
-    "minimax_m3_vl_text": Family(
-        kind=ActivationKind.SWIGLU_OAI, constants=_oai, intermediate=("intermediate_size",), act_key=""
+    "nemotron_h": (
+        Family(
+            kind=ActivationKind.RELU2,
+            hidden=("moe_latent_size", "hidden_size"),
+            act_key="mlp_hidden_act",
+            act_name="relu2",
+        ),
     ),
-    "gpt_oss": Family(
-        kind=ActivationKind.SWIGLU_OAI,
-        constants=_oai,
-        intermediate=("intermediate_size",),
-        gate_up_order=GateUpOrder.INTERLEAVED,
-        bias=True,
-    ),
-    "kimi_k3": Family(
-        kind=ActivationKind.SITU, constants=_situ, hidden=("moe_latent_size", "routed_expert_hidden_size"), act_key=""
-    ),
-    "nemotron_h": Family(
-        kind=ActivationKind.RELU2, hidden=("moe_latent_size", "hidden_size"), act_key="mlp_hidden_act", act_name="relu2"
-    ),
-    "gemma4_text": Family(
-        kind=ActivationKind.GEGLU_TANH,
-        top_k=("top_k_experts",),
-        act_key="hidden_activation",
-        act_name="gelu_pytorch_tanh",
+    "gemma4_text": (
+        Family(
+            kind=ActivationKind.GEGLU_TANH,
+            top_k=("top_k_experts",),
+            act_key="hidden_activation",
+            act_name="gelu_pytorch_tanh",
+        ),
     ),
 }
 

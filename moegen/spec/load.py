@@ -34,8 +34,12 @@ def _spec_error(document: Document, problems: list[tuple[FieldPath, Problem]]) -
     placed = sorted(((document.line(field), problem) for field, problem in problems), key=lambda item: item[0])
     if len(placed) == 1:
         line, problem = placed[0]
-        return SpecError(f"{problem.field}: {problem.reason}.", f"{document.path}:{line}", problem.fix)
-    listing = [f"line {line}, {problem.field}: {problem.reason}. To fix: {problem.fix}" for line, problem in placed]
+        where = f"{document.path}:{line}" if document.lines else str(document.path)
+        return SpecError(f"{problem.field}: {problem.reason}.", where, problem.fix)
+    listing = [
+        (f"line {line}, " if document.lines else "") + f"{problem.field}: {problem.reason}. To fix: {problem.fix}"
+        for line, problem in placed
+    ]
     return SpecError("\n  ".join([f"{len(placed)} problems", *listing]), str(document.path))
 
 

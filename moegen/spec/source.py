@@ -22,7 +22,7 @@ FieldPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A parsed spec file. ``lines`` maps a field's path to its 1-based line."""
+    """A parsed spec file. ``lines`` maps a field's path to its 1-based line; empty where there is no text."""
 
     path: Path
     data: dict[str, Any]
@@ -57,17 +57,17 @@ def read_document(path: Path) -> Document:
 
 
 def _read_yaml(text: str, path: Path) -> tuple[Any, dict[FieldPath, int]]:
+    lines: dict[FieldPath, int] = {}
     try:
         _check_events(text, path)
         node = yaml.compose(text, Loader=_Loader)
+        return (None if node is None else _plain(node, (), lines, path)), lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise SpecError(f"malformed YAML: {error.problem or error}", where, "correct the syntax") from error
     except yaml.YAMLError as error:
         raise SpecError(f"malformed YAML: {error}", str(path), "correct the syntax") from error
-    lines: dict[FieldPath, int] = {}
-    return (None if node is None else _plain(node, (), lines, path)), lines
 
 
 def _check_events(text: str, path: Path) -> None:
@@ -92,7 +92,7 @@ def _plain(node: yaml.Node, field: FieldPath, lines: dict[FieldPath, int], path:
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*field, index), lines, path) for index, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
-        return _Loader("").construct_object(node)
+        return _scalar(node, path)
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
@@ -105,6 +105,14 @@ def _plain(node: yaml.Node, field: FieldPath, lines: dict[FieldPath, int], path:
         lines[(*field, key)] = line
         values[key] = _plain(value_node, (*field, key), lines, path)
     return values
+
+
+def _scalar(node: yaml.Node, path: Path) -> Any:
+    try:
+        return _Loader("").construct_object(node)
+    except ValueError as error:  # a date such as 2026-99-99, or a number of thousands of digits
+        where = f"{path}:{node.start_mark.line + 1}"
+        raise SpecError(f"malformed YAML value: {error}", where, "quote it if it is text") from error
 
 
 def _read_toml(text: str, path: Path) -> tuple[Any, dict[FieldPath, int]]:

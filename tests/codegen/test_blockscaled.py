@@ -88,7 +88,7 @@ def test_the_width_rule_depends_on_the_operand_role() -> None:
 def test_pairs_need_enough_weight_rows_when_swapped() -> None:
     pair = schedule(rows=256, cta_group=2, cols=32, swap_ab=True)
     assert verdict(pair) == ""
-    narrow = {"geometry": {"hidden": 256, "intermediate": 112, "experts": 10, "top_k": 3}}
+    narrow: dict[str, Any] = {"geometry": {"hidden": 256, "intermediate": 112, "experts": 10, "top_k": 3}}
     assert verdict(pair, gemm1(32, **narrow)) == "pairing"
 
 

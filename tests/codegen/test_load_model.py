@@ -80,3 +80,13 @@ def test_tiles_hold_the_rows_and_never_more_than_one_ragged_tile_per_hit_expert(
 def test_no_tokens_no_work() -> None:
     load = expected_load(0, 16, 2, 8)
     assert (load.rows, load.tiles, load.hit_experts) == (0, 0.0, 0.0)
+
+
+def test_zipf_over_many_experts_is_binned_and_close_to_the_unbinned_sum() -> None:
+    routing = RoutingClass(kind="zipf", value=1.0)
+    bins = routing.inclusion(4096, 8)
+    assert len(bins) < 80
+    assert sum(count for _, count in bins) == 4096
+    weights = [1 / (rank + 1) for rank in range(4096)]
+    exact = sum(1 - (1 - 8 * share / sum(weights)) ** 64 for share in weights)
+    assert expected_load(64, 4096, 8, 1, routing).hit_experts == pytest.approx(exact, rel=0.01)

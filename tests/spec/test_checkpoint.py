@@ -76,12 +76,19 @@ CONFIGS: list[tuple[dict[str, Any], tuple[Any, ...]]] = [
     (
         {
             "model_type": "kimi_k3",
-            "moe_latent_size": 3584,
-            "activation_situ_beta": 4.0,
-            "activation_situ_linear_beta": 25.0,
-            **ROUTED,
+            "text_config": {
+                "model_type": "kimi_linear",
+                "hidden_act": "situ",
+                "hidden_size": 7168,
+                "routed_expert_hidden_size": 3584,
+                "moe_intermediate_size": 3072,
+                "num_experts": 896,
+                "num_experts_per_token": 16,
+                "activation_situ_beta": 4.0,
+                "activation_situ_linear_beta": 25.0,
+            },
         },
-        (3584, 2048, 256, 8, "situ", None, 4.0, None, 25.0, "gate_up", False, "combine"),
+        (3584, 3072, 896, 16, "situ", None, 4.0, None, 25.0, "gate_up", False, "combine"),
     ),
     (
         {"model_type": "minimax_m3_vl_text", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, **LOCAL},
@@ -163,7 +170,7 @@ def test_quantisation_is_read_from_the_config_itself(tmp_path: Path) -> None:
         (QWEN, {"quant_method": "compressed-tensors", "config_groups": {}}, "has no NVFP4 weights"),
         ({**QWEN, "hidden_act": "gelu"}, MODELOPT, "hidden_act is 'gelu'"),
         ({**QWEN, "num_experts": None}, MODELOPT, "num_experts"),
-        ({**QWEN, "moe_intermediate_size": 770}, MODELOPT, "770 is not a multiple of 16"),
+        ({**QWEN, "moe_intermediate_size": 770}, MODELOPT, "config.json: geometry.intermediate: 770 is not a multiple"),
         ({**QWEN, "model_type": "step3p5", "swiglu_limits": [0, 7.0]}, MODELOPT, "differ between layers"),
         ({**QWEN, "model_type": "deepseek_v4"}, MODELOPT, "swiglu_limit is not set"),
     ],
@@ -172,6 +179,27 @@ def test_what_cannot_be_served_is_refused(config: dict[str, Any], quant: dict[st
     with pytest.raises(SpecError) as caught:
         new_from_checkpoint(config, quant)
     assert message in str(caught.value)
+
+
+#: What the class defaults of these families leave out or set to no published size.
+COMPLETED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1536},
+    "gemma4_text": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+    "nemotron_h": {"moe_intermediate_size": 1856},
+}
+NOT_IN_TRANSFORMERS = {"kimi_k2"}
+
+
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - NOT_IN_TRANSFORMERS))
+def test_the_config_classes_of_transformers_are_read(tmp_path: Path, model_type: str) -> None:
+    """Every key a family reads exists under that name in the library's own configs, as they are saved."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[model_type](**COMPLETED.get(model_type, {})).to_dict()
+    spec = written(tmp_path, config)
+    assert spec.geometry.hidden in config.values()
+    assert spec.geometry.experts in config.values()
+    assert spec.activation.kind.gated == (model_type != "nemotron_h")
 
 
 def test_a_given_name_must_be_a_name() -> None:

@@ -152,6 +152,9 @@ def test_yaml_and_toml_of_one_spec_are_one_spec(tmp_path: Path) -> None:
         ("name: tiny", "name: tiny\n---\nname: other", "malformed YAML"),
         ("name: tiny", "1: tiny", "spec.yaml:1: key 1 is not a word"),
         ("name: tiny", "name: 2026-11-29", "spec.yaml:1: name: "),
+        ("name: tiny", "name: 2026-99-99", "spec.yaml:1: malformed YAML value"),
+        ("top_k: 3", "top_k: " + "9" * 5000, "spec.yaml:3: malformed YAML value"),
+        ("name: tiny", "<<: {name: tiny}", "malformed YAML"),
     ],
 )
 def test_a_wrong_spec_says_where_and_what(tmp_path: Path, old: str, new: str, message: str) -> None:
