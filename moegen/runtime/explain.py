@@ -13,7 +13,6 @@ from moegen.store.database import DATABASE, TrialDatabase
 from moegen.store.trials import Subject
 
 if TYPE_CHECKING:
-    from moegen.runtime.engine import Engine
     from moegen.runtime.package import LoadedPackage
 
 _SPECS = ("spec.yaml", "spec.toml")
@@ -66,11 +65,11 @@ class Explanation:
         return "\n".join(_lines(self))
 
 
-def explain(loaded: "LoadedPackage", engine: "Engine", tokens: int) -> Explanation:
+def explain(loaded: "LoadedPackage", tokens: int) -> Explanation:
     """Explains a call with ``tokens`` >= 1 tokens without running it; raises MoegenError below that."""
     if tokens < 1:
         raise MoegenError(f"{tokens} tokens: such a call launches nothing", "explain", "ask for 1 token or more")
-    decision = engine.decide(tokens)
+    decision = loaded.decider.decide(tokens)
     pipeline = loaded.decider.pipelines[decision.pipeline]
     evidence = next((item for item in loaded.decider.evidence if item.table.digest == decision.table), None)
     steps = []
@@ -97,8 +96,8 @@ def explain(loaded: "LoadedPackage", engine: "Engine", tokens: int) -> Explanati
         steps=tuple(steps),
         spec=tuple(_spec_lines(loaded.directory, ("geometry", "epilogues", "numerics", "schedules"))),
         spec_digest=loaded.package.spec_digest,
-        workspace_bytes=engine.pool.workspace_bytes,
-        counts={source.value: count for source, count in engine.decider.counts.items() if count},
+        workspace_bytes=loaded.workspace_bytes,
+        counts={source.value: count for source, count in loaded.decider.counts.items() if count},
     )
 
 

@@ -77,7 +77,7 @@ class MoELayer(torch.nn.Module):
         Raises:
             MoegenError: ``tokens`` is below 1.
         """
-        return explain(self.loaded, self.engine, tokens)
+        return explain(self.loaded, tokens)
 
     def reload(self, weights: ExpertWeights) -> None:
         """Takes over other weights of the same layer in place: storage is kept, so captured graphs replay with them.
