@@ -446,6 +446,12 @@ class RaceDetector:
             clock[thread] = value  # operations of one pipe run in order
         return Ticket(self, w, agent, thread, value, clock)
 
+    def refresh(self, ticket: Ticket, w: "Warp") -> None:
+        """The last warp of a warpgroup joins an operation: it is the one that the operation waits for."""
+        clock = self.of(w.cta).warps[w].copy()
+        clock[ticket.thread] = ticket.clock_value
+        ticket.clock = clock
+
     def group_wait(self, w: "Warp", kind: str, serial: int) -> None:
         """A wait for groups of bulk copies, cp.async or wgmma ended."""
         clocks = self.of(w.cta)

@@ -34,6 +34,8 @@ _MODULES = (
     "isa_mbarrier",
     "isa_copy",
     "isa_tensor",
+    "isa_mma",
+    "isa_wgmma",
     "isa_tcgen05",
     "tcgen05_mma",
 )

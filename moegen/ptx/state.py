@@ -69,6 +69,7 @@ class Cta:
         self.barriers: dict[int, NamedBarrier] = {}
         self.tmem = TensorMemory(self)
         self.triggered = False
+        self.jobs: dict[tuple[int, int], Any] = {}
         self.alive = 0
         self.warps: list[Warp] = []
 
