@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from moegen import __version__
-from moegen.cli import build_verbs, cache, db, plan_verbs, spec_verbs, tune_verbs
+from moegen.cli import build_verbs, cache, db, explain_verbs, plan_verbs, spec_verbs, tune_verbs, verify_verbs
+from moegen.cli.doctor import doctor
 from moegen.cli.group import ErrorGroup
 
 app = typer.Typer(
@@ -41,6 +42,10 @@ for verb in (
     plan_verbs.generate,
     build_verbs.build,
     tune_verbs.tune,
+    verify_verbs.verify,
+    explain_verbs.explain,
+    explain_verbs.inspect,
+    doctor,
 ):
     app.command(verb.__name__)(verb)
 app.add_typer(db.app, name="db")

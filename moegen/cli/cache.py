@@ -1,11 +1,13 @@
 """``moegen cache``: the artifact store's size, health and misses."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from moegen.cli.console import show_json, show_line, show_table, size
-from moegen.cli.options import AsJson
+from moegen.cli.options import GENERATED, AsJson, Generated, OneTarget, PackageOrSpec
+from moegen.core.enums import Target
 from moegen.core.errors import StoreError
 
 if TYPE_CHECKING:
@@ -79,7 +81,29 @@ def collect(
 
 @app.command("why-miss")
 def why_miss(
-    key: Annotated[str, typer.Argument(help="Digest of the wanted artifact, or the beginning of a variant name.")],
+    package: PackageOrSpec, target: OneTarget = Target.CPU, generated: Generated = GENERATED, as_json: AsJson = False
 ) -> None:
-    """Say which fields of the nearest stored key differ from the wanted one."""
-    raise StoreError(key)
+    """For each kernel without an artifact: which fields of the nearest stored key differ from the wanted one."""
+    from moegen.build.builder import artifact_key
+    from moegen.build.toolchains import toolchains_for
+    from moegen.cli.packages import load_package
+
+    _, manifest = load_package(package, generated)
+    if target not in manifest.targets:
+        raise StoreError(f"{manifest.name} has no target {target.value}", str(package), "moegen plan lists them")
+    store, compilers = open_store(), toolchains_for(target)
+    rows: list[tuple[str, str, str, str]] = []
+    sources = manifest.targets[target].sources
+    for source in sources:
+        key = artifact_key(source, compilers[Path(source.path).suffix])
+        if store.lookup(key.digest) is not None:
+            continue
+        found = [(source.variant, d.field, d.wanted, d.found) for d in store.why_miss(key)]
+        rows += found or [(source.variant, "-", "-", "nothing like it is stored")]
+    columns = ("variant", "field", "wanted", "stored")
+    if as_json:
+        show_json([dict(zip(columns, row, strict=True)) for row in rows])
+    elif rows:
+        show_table(columns, rows)
+    else:
+        show_line(f"all {len(sources)} kernels of {manifest.name} have artifacts for {target.value}")

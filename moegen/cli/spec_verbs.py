@@ -19,7 +19,7 @@ def new(
     name: Annotated[str | None, typer.Option("--name", help="Name of the spec.")] = None,
 ) -> None:
     """Write a spec: from a checkpoint's config.json, or a small one to edit."""
-    text = _template(name) if checkpoint is None else _from_checkpoint(checkpoint, name)
+    text = _template(name) if checkpoint is None else spec_of_checkpoint(checkpoint, name)
     if str(output) == "-":
         show_line(text.rstrip())
         return
@@ -59,7 +59,12 @@ def _template(name: str | None) -> str:
     return text if name is None else text.replace("name: quickstart", f"name: {name}", 1)
 
 
-def _from_checkpoint(folder: Path, name: str | None) -> str:
+def spec_of_checkpoint(folder: Path, name: str | None = None) -> str:
+    """YAML text of a spec for a checkpoint folder.
+
+    Raises:
+        SpecError: no readable config.json, or a model that no pipeline serves.
+    """
     from moegen.spec import new_from_checkpoint
 
     config = _read_json(folder / "config.json")
