@@ -163,7 +163,9 @@ def serves_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     if op.dtype is not TokenDtype.BF16:
         return illegal("dtype", "weights are decoded to bf16 operands; fp16 tokens would need another decode")
     if arguments_have_rows(op) and op.rows_layout != ROWS_LAYOUT:
-        return illegal("rows_layout", f"rows between ops are in the order {ROWS_LAYOUT}, not {op.rows_layout or 'plain'}")
+        return illegal(
+            "rows_layout", f"rows between ops are in the order {ROWS_LAYOUT}, not {op.rows_layout or 'plain'}"
+        )
     if op.kind in GEMMS and op.row_tile != ROW_TILE:
         return illegal("row_tile", "rows are padded to groups of 8", row_tile=op.row_tile, needed=ROW_TILE)
     if op.kind in GEMMS and op.weight_pack != packs_of(op)[0]:

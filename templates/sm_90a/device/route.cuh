@@ -22,8 +22,7 @@ struct RouteOutputs {
 // Expert of a slot's id on this rank, or -1.
 template <int kExperts, class Id>
 __device__ __forceinline__ int local_expert(Id id, int64_t first_expert) {
-  const int64_t local = int64_t(id) - first_expert;
-  return local >= 0 && local < kExperts ? int(local) : -1;
+  return id >= first_expert && id < first_expert + kExperts ? int(id - first_expert) : -1;
 }
 
 // kThreads threads in one block; shared memory: kWarps x kExperts counts, kExperts + 1 offsets.

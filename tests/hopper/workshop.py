@@ -1,0 +1,89 @@
+"""Renders, compiles and loads single sm_90a variants through the code that serves users, each once a session."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from moegen.build.nvcc import Nvcc
+from moegen.build.toolchain import CompileJob, Outcome, Status
+from moegen.codegen.catalogs.sm90 import CATALOG, LADDER, ROUTE, STREAM
+from moegen.codegen.render import render
+from moegen.codegen.variant import Variant
+from moegen.core.devices import H200
+from moegen.core.enums import OpKind
+from moegen.core.ops import OpSpec
+from moegen.core.paths import data_root
+from moegen.core.runner import Kernel
+from moegen.runtime.runners.cpu import load_entry
+
+
+def ladder_variant(op: OpSpec, ladder: str, warpgroups: int = 4, tiles: int = 1) -> Variant:
+    """A gemm with a schedule that must be legal."""
+    schedule = LADDER.make(ladder=ladder, warpgroups=warpgroups, tiles=tiles)
+    verdict = CATALOG.verdict(op, schedule, H200)
+    assert verdict.legal, str(verdict)
+    return Variant(op=op, schedule=schedule)
+
+
+def stream_variant(op: OpSpec) -> Variant:
+    """Any other op."""
+    schedule = ROUTE.make(threads=1024) if op.kind is OpKind.ROUTE else STREAM.make()
+    return Variant(op=op, schedule=schedule)
+
+
+class Workshop:
+    """Compiled objects by variant, and their entries where a GPU can load them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.outcomes: dict[str, Outcome] = {}
+        self._folders: dict[str, Path] = {}
+        self._kernels: dict[str, Kernel] = {}
+
+    def kernel(self, variant: Variant) -> Kernel:
+        """One kernel, compiled when it is new."""
+        self.prepare([variant])
+        if variant.name not in self._kernels:
+            self._kernels[variant.name] = load_entry(self._folders[variant.name], variant.op.kind.value)
+        return self._kernels[variant.name]
+
+    def cubin(self, variant: Variant) -> Path:
+        """The device code of a compiled variant."""
+        self.prepare([variant])
+        return self._folders[variant.name] / "kernel.cubin"
+
+    def prepare(self, variants: Sequence[Variant]) -> None:
+        """Compiles what is missing, side by side; every compile must succeed, without spills."""
+        missing = {item.name: item for item in variants if item.name not in self._folders}
+        names: dict[str, str] = {}
+        jobs: list[CompileJob] = []
+        for name, variant in missing.items():
+            rendered = render(variant, CATALOG)
+            directory = self.folder / rendered.source.digest[:32]
+            directory.mkdir(exist_ok=True)
+            source = directory / "source.cu"
+            source.write_text(rendered.text)
+            self._folders[name] = directory
+            names[directory.name] = name
+            if not (directory / "kernel.so").exists():
+                jobs.append(
+                    CompileJob(
+                        name=directory.name,
+                        source=source,
+                        symbol=rendered.source.symbol,
+                        options=rendered.source.options,
+                        include=(data_root("templates"),),
+                    )
+                )
+
+        def done(job: CompileJob, outcome: Outcome) -> None:
+            assert outcome.status is Status.OK, f"{names[job.name]}\n{outcome.log}"
+            self.outcomes[names[job.name]] = outcome
+            for name, path in outcome.files.items():
+                path.rename(job.source.parent / name)
+
+        unique = {job.name: job for job in jobs}
+        if unique:
+            with tempfile.TemporaryDirectory(dir=self.folder) as work:
+                Nvcc("sm_90a").compile(list(unique.values()), Path(work), os.cpu_count() or 1, done)
