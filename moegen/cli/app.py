@@ -5,7 +5,17 @@ from typing import Annotated
 import typer
 
 from moegen import __version__
-from moegen.cli import build_verbs, cache, db, explain_verbs, plan_verbs, spec_verbs, tune_verbs, verify_verbs
+from moegen.cli import (
+    build_verbs,
+    cache,
+    db,
+    explain_verbs,
+    plan_verbs,
+    report_verbs,
+    spec_verbs,
+    tune_verbs,
+    verify_verbs,
+)
 from moegen.cli.doctor import doctor
 from moegen.cli.group import ErrorGroup
 
@@ -44,6 +54,7 @@ for verb in (
     tune_verbs.tune,
     verify_verbs.verify,
     explain_verbs.explain,
+    report_verbs.report,
     explain_verbs.inspect,
     doctor,
 ):

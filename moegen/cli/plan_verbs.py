@@ -21,10 +21,11 @@ def plan(
     measurement."""
     from moegen.codegen.explain import explain_plan
     from moegen.codegen.planning import plan as make_plan
-    from moegen.spec import load_spec
+    from moegen.spec import load_spec, located
 
     loaded = load_spec(spec)
-    explained = [explain_plan(make_plan(loaded, wanted)) for wanted in target or loaded.targets]
+    with located(spec):
+        explained = [explain_plan(make_plan(loaded, wanted)) for wanted in target or loaded.targets]
     if as_json:
         show_json(explained)
         return

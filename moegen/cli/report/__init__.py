@@ -1,0 +1,1 @@
+"""``moegen report``: one self-contained HTML file from a tuning database."""
