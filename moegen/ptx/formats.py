@@ -71,7 +71,7 @@ def encode(values: Any, fmt: Format) -> Any:
     """Codes of f64 values that lie on the format's grid (finite or infinite), as u32."""
     magnitude = np.abs(values)
     mantissa, exponent = np.frexp(np.where(np.isfinite(magnitude), magnitude, 1.0))
-    normal = exponent - 1 >= fmt.min_exponent
+    normal = (exponent - 1 >= fmt.min_exponent) & (magnitude > 0)  # frexp gives zero the exponent 0
     scaled = np.ldexp(mantissa, np.where(normal, fmt.mantissa + 1, exponent - fmt.min_exponent + fmt.mantissa))
     field = np.where(normal, exponent - 1 + fmt.bias, 0)
     code = np.where(
