@@ -120,7 +120,7 @@ def _decisions(data: ReportData) -> list[str]:
     rows = [(source, count) for source, count in sorted(data.sources.items(), key=lambda item: -item[1])]
     return [
         "<h2>Decision sources</h2>"
-        "<p class=note>What a serving process decides from, for every token count from 1 to twice the largest tuned one, "
+        "<p class=note>What a serving process decides from, for each token count up to twice the largest tuned one, "
         "under uniform routing.</p>",
         _table(("source", "token counts"), rows),
     ]
