@@ -14,7 +14,7 @@ from moegen.codegen.render import Rendered, render
 from moegen.core.enums import Target
 from moegen.core.errors import MoegenError, SpecError, StaleGenerated
 from moegen.core.package import MANIFEST, Package, TargetPackage, manifest_text
-from moegen.spec.load import load_spec
+from moegen.spec.load import load_spec, located
 from moegen.spec.models import LayerSpec
 
 #: What a loader needs of the spec, as ``Package.layer`` holds it.
@@ -113,7 +113,8 @@ def generate_in_memory(
 def _generated(spec_path: Path, targets: Sequence[Target] | None) -> Generated:
     spec = load_spec(spec_path)
     kept_as = "spec.toml" if spec_path.suffix == ".toml" else "spec.yaml"
-    return generate_in_memory(spec, (kept_as, spec_path.read_bytes()), targets)
+    with located(spec_path):
+        return generate_in_memory(spec, (kept_as, spec_path.read_bytes()), targets)
 
 
 def _render(item: TargetPlan) -> tuple[Rendered, ...]:

@@ -89,9 +89,7 @@ def plan(spec: LayerSpec, target: Target, device: DeviceFacts | None = None) -> 
     packs = tuple(_choose_pack(spec, shapes, judge, kind) for kind in (OpKind.GEMM1, OpKind.GEMM2))
     candidates, empty = _candidates(spec, shapes, judge, (packs[0].pack, packs[1].pack))
     rejected += empty
-    if not candidates:
-        reasons = "; ".join(sorted({reason for _, reason in empty}))
-        raise SpecError(f"no legal pipeline: {reasons}", f"schedules.{target.value}", "write auto, or other values")
+    _check_modes(spec, target, candidates, empty)
     ranked = rank(candidates)
     default = default_of(ranked, spec.numerics.value())
     kept, dropped = prune(ranked, default, spec.tune.pipelines)
@@ -206,6 +204,17 @@ def _candidates(
         numerics = numerics_class(spec, shape.epilogue)
         candidates += [Candidate(shape=shape, numerics=numerics, steps=steps) for steps in product(*options)]
     return candidates, empty
+
+
+def _check_modes(spec: LayerSpec, target: Target, candidates: list[Candidate], empty: list[tuple[str, str]]) -> None:
+    """Every mode that the spec asks for must have a pipeline: nothing is left out silently."""
+    offered = {(candidate.shape.epilogue, candidate.shape.combine) for candidate in candidates}
+    for epilogue, combine in product(spec.epilogues, spec.combine):
+        if (epilogue, combine) not in offered:
+            reasons = "; ".join(dict.fromkeys(reason for mode, reason in empty if mode.startswith(epilogue.value)))
+            fix = f"list other values, or take {epilogue.value} or {target.value} out of the spec"
+            what = f"no legal pipeline for {epilogue.value}, {combine.value}: {reasons}"
+            raise SpecError(what, f"schedules.{target.value}", fix)
 
 
 def _first_reason(judge: Judge, op: OpSpec) -> str:

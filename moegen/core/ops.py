@@ -50,7 +50,8 @@ class OpSpec:
     """What one kernel computes.
 
     Every field that may change a kernel's output bytes or its arguments is here, and all of them go into its key.
-    Fields that an op does not use stay at their defaults, so that equal kernels have equal OpSpecs.
+    Fields that an op does not use stay at their defaults, and sizes that it does not use are 0, so that equal kernels
+    have equal OpSpecs.
 
     Attributes:
         experts: experts on this rank (E_local), all of whose weights are in the bank.

@@ -3,10 +3,10 @@
 from typing import Any
 
 from moegen.spec.checkpoint import new_from_checkpoint
-from moegen.spec.load import load_spec
+from moegen.spec.load import load_spec, located
 from moegen.spec.models import LayerSpec
 
-__all__ = ["LayerSpec", "json_schema", "load_spec", "new_from_checkpoint"]
+__all__ = ["LayerSpec", "json_schema", "load_spec", "located", "new_from_checkpoint"]
 
 
 def json_schema() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,20 @@ def load_spec(path: str | Path) -> LayerSpec:
         SpecError: with every problem found, each with its line and field.
     """
     return validated(read_document(Path(path)))
+
+
+@contextmanager
+def located(path: str | Path) -> Iterator[None]:
+    """Gives a later SpecError about a field of the spec in ``path`` (its ``where``) the file and the line."""
+    try:
+        yield
+    except SpecError as error:
+        document = read_document(Path(path))
+        field = _path(error.where) if error.where else ()
+        if not field or field[0] not in document.data:
+            raise
+        where = f"{document.path}:{document.line(field)}"
+        raise SpecError(f"{error.where}: {error.what}", where, error.fix) from error
 
 
 def validated(document: Document) -> LayerSpec:

@@ -119,7 +119,8 @@ def test_an_explicit_choice_is_obeyed() -> None:
         ({"cols": [True]}, "True is no int"),
         ({"tile": [{"depth": 3}]}, "unknown schedule field 'depth'"),
         ({"tile": [3]}, "3 is no tile"),
-        ({"cols": [24]}, "no legal pipeline"),
+        ({"cols": [24]}, "no legal pipeline for interleaved, ordered: no legal schedule for gemm1: cols"),
+        ({"cols": [16]}, "no legal pipeline for fused_fp4, ordered: no legal schedule for gemm1: output_block"),
     ],
 )
 def test_a_choice_that_cannot_be_is_refused(choice: dict[str, Any], message: str) -> None:
