@@ -134,8 +134,8 @@ def quantize_thread(quantizer: cutlass.Constexpr, rows, weights, row_slot, tile_
             offset = row * quantizer.pitch + block * CODE_BYTES
             global_vector(codes, offset, CODE_BYTES).store(packed.load())
         if block < quantizer.scale_columns:
-            flat = cute.make_tensor(scales.iterator, cute.make_layout(1))
-            flat[quantizer.layout.offset(row, block, quantizer.scale_columns)] = byte
+            offset = quantizer.layout.offset(row, block, quantizer.scale_columns)
+            global_vector(scales, offset, 1)[0] = byte
 
 
 @cute.jit
