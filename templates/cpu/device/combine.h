@@ -1,7 +1,6 @@
 // Sums over a token's k rows.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 
 #include "grouping.h"
@@ -54,7 +53,8 @@ void combine_token(const Token* out_rows, const std::int32_t* slot_row, Index to
 /// target += values, each element atomically.
 inline void atomic_add(float* target, const float* values, Index count) {
   for (Index i = 0; i < count; ++i) {
-    std::atomic_ref<float>(target[i]).fetch_add(values[i], std::memory_order_relaxed);
+#pragma omp atomic
+    target[i] += values[i];
   }
 }
 

@@ -32,12 +32,12 @@ struct ScalePair {
 
 struct MultiplyByFactor {
   static float value(float x, float factor) { return x * factor; }
-  static std::uint8_t code(float v) { return e2m1_from_f32(v); }
+  static std::uint32_t code(float v) { return e2m1_from_f32(v); }
 };
 
 struct DivideByFactor {
   static float value(float x, float factor) { return x / factor; }
-  static std::uint8_t code(float v) { return e2m1_from_f32(v); }
+  static std::uint32_t code(float v) { return e2m1_from_f32(v); }
 };
 
 inline ScalePair pair_from_encode(float g) { return {g, 1.0f / g}; }
@@ -129,7 +129,7 @@ struct CompressedTensorsBf16 : CompressedTensors {
 
 struct HalfStep : Te {
   using Te::Te;
-  static std::uint8_t code(float v) { return e2m1_half_step(v); }
+  static std::uint32_t code(float v) { return e2m1_half_step(v); }
 };
 
 // Bits of |x|: ordered as the values are, infinity and then NaN last, so that an integer maximum keeps a NaN.
@@ -139,6 +139,13 @@ inline std::int32_t magnitude_bits(float x) { return std::bit_cast<std::int32_t>
 inline std::int32_t finite_magnitude_bits(float x) {
   const std::int32_t bits = magnitude_bits(x);
   return bits < 0x7F800000 ? bits : 0;
+}
+
+// Eight codes to four bytes: element 2i in the low nibble, 2i+1 in the high nibble.
+inline void pack_eight(const std::uint32_t* codes, std::uint8_t* packed) {
+  std::uint32_t word = 0;
+  for (int i = 0; i < 8; ++i) word |= codes[i] << (4 * i);
+  for (int i = 0; i < 4; ++i) packed[i] = static_cast<std::uint8_t>(word >> (8 * i));
 }
 
 // Quantises 16 values to 8 bytes of codes; returns the scale byte.
@@ -151,9 +158,10 @@ inline std::uint8_t quantize_block(const Contract& contract, const float* values
   }
   const std::uint8_t scale = contract.scale(std::bit_cast<float>(largest));
   const float factor = contract.factor(scale);
-  std::uint8_t unpacked[16];
+  std::uint32_t unpacked[16];
   for (int i = 0; i < 16; ++i) unpacked[i] = Contract::code(Contract::value(values[i], factor));
-  for (int i = 0; i < 8; ++i) codes[i] = pack_pair(unpacked[2 * i], unpacked[2 * i + 1]);
+  pack_eight(unpacked, codes);
+  pack_eight(unpacked + 8, codes + 4);
   return scale;
 }
 

@@ -1,4 +1,4 @@
-// E2M1 codes: bit for bit moegen.numerics.e2m1. Branch-free; a loop over eight or sixteen values vectorises.
+// E2M1 codes: bit for bit moegen.numerics.e2m1. Branch-free. Codes are 32-bit here, so that loops over them fill vectors.
 #pragma once
 
 #include <bit>
@@ -6,18 +6,21 @@
 
 namespace moegen {
 
-// Nearest, ties to the even code, saturating at 6. NaN becomes 0x7: every comparison with it is false.
-inline std::uint8_t e2m1_from_f32(float x) {
+// Nearest, ties to the even code, saturating at 6; NaN becomes 0x7 (its bits are above all others).
+inline std::uint32_t e2m1_from_f32(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
-  const float magnitude = std::bit_cast<float>(bits & 0x7FFFFFFFu);
-  const int below = int(magnitude <= 0.25f) + int(magnitude < 0.75f) + int(magnitude <= 1.25f) + int(magnitude < 1.75f) +
-                    int(magnitude <= 2.5f) + int(magnitude < 3.5f) + int(magnitude <= 5.0f);
-  const std::uint32_t sign = (bits & 0x7FFFFFFFu) > 0x7F800000u ? 0u : (bits >> 28) & 8u;
-  return static_cast<std::uint8_t>(static_cast<std::uint32_t>(7 - below) | sign);
+  const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
+  // From 1 on, a code is the float's exponent and top mantissa bit.
+  const std::uint32_t normal = ((magnitude + 0x1FFFFFu + ((magnitude >> 22) & 1u)) >> 22) - 252u;
+  // The last place of 2^22 is 0.5, the step below 1.
+  const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0x1p+22f) - 0x4A800000u;
+  const std::uint32_t index = magnitude < 0x3F800000u ? subnormal : normal;
+  const std::uint32_t sign = magnitude > 0x7F800000u ? 0u : (bits >> 28) & 8u;
+  return (index > 7u ? 7u : index) | sign;
 }
 
 // Rounds to halves first (ties to even), then to a code.
-inline std::uint8_t e2m1_half_step(float x) {
+inline std::uint32_t e2m1_half_step(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
   const float magnitude = std::bit_cast<float>(bits & 0x7FFFFFFFu);
   const float capped = magnitude > 6.0f ? 6.0f : magnitude;
@@ -32,11 +35,6 @@ inline float f32_from_e2m1(std::uint32_t code) {
   const std::uint32_t normal = (index << 22) + (126u << 23);
   const std::uint32_t magnitude = index < 2u ? index * 0x3F000000u : normal;
   return std::bit_cast<float>(magnitude | ((code & 8u) << 28));
-}
-
-// Element 2i in the low nibble, 2i+1 in the high nibble.
-inline std::uint8_t pack_pair(std::uint8_t even, std::uint8_t odd) {
-  return static_cast<std::uint8_t>(even | (odd << 4));
 }
 
 }  // namespace moegen
