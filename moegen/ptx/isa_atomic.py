@@ -187,9 +187,7 @@ def _red(e: Emit) -> Lowered:
 
 
 @instruction(
-    "red{,.relaxed,.release}{,.cta,.gpu,.sys}.global.{v2,v4,v8}.add.noftz.{f16,bf16}",
-    "red{,.relaxed,.release}{,.cta,.gpu,.sys}.global.{v2,v4}.add.noftz.{f16x2,bf16x2}",
-    "red{,.relaxed,.release}{,.cta,.gpu,.sys}.global.{v2,v4}.add.f32",
+    "red{,.relaxed,.release}{,.cta,.gpu,.sys}.global.add.noftz.{v2,v4,v8}.{f16,bf16}",
     "red{,.relaxed,.release}{,.cta,.gpu,.sys}.global.add.noftz.{v2,v4}.{f16x2,bf16x2}",
     "red{,.relaxed,.release}{,.cta,.gpu,.sys}.global.add.{v2,v4}.f32",
 )

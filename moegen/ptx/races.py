@@ -200,7 +200,7 @@ class Ticket:
     def arrive(self, cta: "Cta", offset: int, barrier: "Mbarrier") -> None:
         """Arrives at (or delivers to) a barrier: a waiter of this phase learns of the operation."""
         detector, clocks = self.detector, self.detector.of(cta)
-        detector.check_init(self.w, cta, offset, self.clock, self.pc, asynchronous=True)
+        detector.check_init(self.w, cta, offset, self.clock, self.pc, asynchronous=self.agent in {"tma", "tensor"})
         phases = detector.phases(clocks, barrier)
         if self.agent == "tensor":
             forwarded = np.where(np.isin(clocks.kinds, _FORWARDED), self.clock, 0)
