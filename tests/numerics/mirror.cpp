@@ -16,7 +16,7 @@ using std::size_t;
   }
 #define TO_BYTES(name, type, function)                                                       \
   extern "C" void name(const float* __restrict x, type* __restrict y, size_t n) {            \
-    for (size_t i = 0; i < n; ++i) y[i] = function(x[i]);                                    \
+    for (size_t i = 0; i < n; ++i) y[i] = static_cast<type>(function(x[i]));                 \
   }
 #define FROM_BYTES(name, type, function)                                                     \
   extern "C" void name(const type* __restrict x, float* __restrict y, size_t n) {            \
