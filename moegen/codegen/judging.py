@@ -68,6 +68,11 @@ class Judge:
         self._judged: dict[OpSpec, tuple[Judged, ...]] = {}
         self._loads: dict[tuple[int, int, RoutingClass], Load] = {}
 
+    @property
+    def labels(self) -> list[str]:
+        """What each point is, for people."""
+        return [f"T = {tokens}, {routing}" for tokens, routing in self.points]
+
     def load(self, tokens: int, row_tile: int, routing: RoutingClass) -> Load:
         """Expected work of a call of the spec's layer."""
         key = (tokens, row_tile, routing)

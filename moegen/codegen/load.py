@@ -18,6 +18,9 @@ class RoutingClass:
     kind: RoutingKind = "uniform"
     value: float = 0.0
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.value}" if self.kind in ("effective_experts", "zipf") else self.kind
+
     def inclusion(self, experts: int, top_k: int) -> tuple[tuple[float, int], ...]:
         """(probability that a token takes an expert, number of such experts); the products sum to ``top_k``."""
         if self.kind == "one_hot":

@@ -1,6 +1,7 @@
 """From a spec to the pipelines that a target offers, with a reason for everything that it does not."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -88,11 +89,11 @@ def plan(spec: LayerSpec, target: Target, device: DeviceFacts | None = None) -> 
         return _without_pipelines(judge, shapes, rejected)
     packs = tuple(_choose_pack(spec, shapes, judge, kind) for kind in (OpKind.GEMM1, OpKind.GEMM2))
     candidates, empty = _candidates(spec, shapes, judge, (packs[0].pack, packs[1].pack))
-    rejected += empty
+    rejected += dict.fromkeys(empty)
     _check_modes(spec, target, candidates, empty)
     ranked = rank(candidates)
     default = default_of(ranked, spec.numerics.value())
-    kept, dropped = prune(ranked, default, spec.tune.pipelines)
+    kept, dropped = prune(ranked, default, spec.tune.pipelines, judge.labels)
     return TargetPlan(
         target=target,
         device=device,
@@ -168,23 +169,27 @@ def _without_pipelines(judge: Judge, shapes: list[Shape], rejected: list[tuple[s
 
 def _choose_pack(spec: LayerSpec, shapes: list[Shape], judge: Judge, kind: OpKind) -> PackChoice:
     """One pack for all pipelines: the one whose best schedules are fastest; the catalog's preference breaks ties."""
-    ops = {op: None for shape in shapes for op in pipeline_ops(spec, shape) if op.kind is kind}
-    catalog = judge.catalog
-    common = [
-        pack for pack in catalog.weight_packs(next(iter(ops))) if all(pack in catalog.weight_packs(op) for op in ops)
-    ]
+    ops = list(dict.fromkeys(op for shape in shapes for op in pipeline_ops(spec, shape) if op.kind is kind))
+    offered = [judge.catalog.weight_packs(op) for op in ops]
     considered: list[tuple[str, int, float]] = []
-    for pack in common:
-        packed = [replace(op, weight_pack=pack) for op in ops]
-        best = [judged[0] for judged in (judge.best(op, 1) for op in packed) if judged]
-        time_us = min((math.exp(mean_log(judged.times_us)) for judged in best), default=math.inf)
-        considered.append((pack, catalog.pack_bytes(packed[0]), time_us))
+    for pack in offered[0]:
+        if all(pack in packs for packs in offered):
+            packed = [replace(op, weight_pack=pack) for op in ops]
+            considered.append((pack, judge.catalog.pack_bytes(packed[0]), _best_over_modes(packed, judge)))
     if not considered:
-        raise SpecError(
-            f"no weight pack serves every mode of {kind.value}", f"spec {spec.name}", "ask for fewer epilogues"
-        )
+        what = f"no weight pack serves every mode of {kind.value}"
+        raise SpecError(what, f"schedules.{judge.catalog.target.value}", "ask for fewer epilogues")
     pack, pack_bytes, _ = min(considered, key=lambda item: item[2])
     return PackChoice(kind=kind, pack=pack, pack_bytes=pack_bytes, considered=tuple(considered))
+
+
+def _best_over_modes(ops: list[OpSpec], judge: Judge) -> float:
+    """Geometric mean over epilogue modes of the best gemm of each, in microseconds; inf when a mode has none."""
+    best: dict[Epilogue | None, float] = {op.epilogue: math.inf for op in ops}
+    for op in ops:
+        for judged in judge.best(op, 1):
+            best[op.epilogue] = min(best[op.epilogue], mean_log(judged.times_us))
+    return math.exp(sum(best.values()) / len(best))
 
 
 def _candidates(
@@ -199,7 +204,7 @@ def _candidates(
         for op, found in zip(ops, options, strict=True):
             if not found:
                 mode = f"{shape.epilogue.value}, row tile {shape.row_tile}"
-                empty.append((mode, f"no legal schedule for {op.kind.value}: {_first_reason(judge, op)}"))
+                empty.append((mode, f"no legal schedule for {op.kind.value}: {_usual_reason(judge, op)}"))
                 break
         numerics = numerics_class(spec, shape.epilogue)
         candidates += [Candidate(shape=shape, numerics=numerics, steps=steps) for steps in product(*options)]
@@ -217,8 +222,13 @@ def _check_modes(spec: LayerSpec, target: Target, candidates: list[Candidate], e
             raise SpecError(what, f"schedules.{target.value}", fix)
 
 
-def _first_reason(judge: Judge, op: OpSpec) -> str:
-    return next((str(judged.verdict) for judged in judge.judged(op)), "the catalog proposes none")
+def _usual_reason(judge: Judge, op: OpSpec) -> str:
+    """The refusal that most schedules of an op got."""
+    verdicts = [judged.verdict for judged in judge.judged(op)]
+    if not verdicts:
+        return "the catalog proposes none"
+    (predicate, _), *_ = Counter(verdict.predicate for verdict in verdicts).most_common(1)
+    return next(str(verdict) for verdict in verdicts if verdict.predicate == predicate)
 
 
 def _pipeline(candidate: Candidate, judge: Judge) -> Pipeline:

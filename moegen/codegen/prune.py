@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from moegen.codegen.judging import Judged, mean_log, spread
@@ -19,13 +20,13 @@ class Candidate:
     numerics: Numerics
     steps: tuple[Judged, ...]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Mode, combine, row tile, and a digest of the step variants' names: unique within a target."""
         tail = digest([step.name for step in self.steps], "moegen.pipeline")[:8]
         return f"{self.shape.epilogue.value}-{self.shape.combine.value}-rt{self.shape.row_tile}-{tail}"
 
-    @property
+    @cached_property
     def times_us(self) -> tuple[float, ...]:
         """Sum of the steps' modelled times at each point."""
         return tuple(sum(times) for times in zip(*(step.times_us for step in self.steps), strict=True))
@@ -60,10 +61,13 @@ def default_of(ranked: Sequence[Candidate], declared: Numerics) -> Candidate:
     return next((candidate for candidate in ranked if candidate.numerics == declared), ranked[0])
 
 
-def prune(ranked: Sequence[Candidate], default: Candidate, limit: int) -> tuple[list[Kept], list[Dropped]]:
+def prune(
+    ranked: Sequence[Candidate], default: Candidate, limit: int, points: Sequence[str]
+) -> tuple[list[Kept], list[Dropped]]:
     """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit``, groups in turn.
 
-    Row tiles and points are looked for in the default's numerics class, since tuning compares pipelines of one class.
+    ``points`` names the batches that ``Candidate.times_us`` is about. Row tiles and points are looked for in the
+    default's numerics class, since tuning compares pipelines of one class.
     Modes and row tiles are kept even beyond ``limit``: a measurement must be able to prove the model wrong about them.
     """
     kept: dict[str, Kept] = {}
@@ -77,9 +81,9 @@ def prune(ranked: Sequence[Candidate], default: Candidate, limit: int) -> tuple[
         keep(candidate, f"best of {epilogue.value}, {combine.value}")
     for row_tile, candidate in _best_of(rivals, lambda c: c.shape.row_tile).items():
         keep(candidate, f"best of row tile {row_tile}")
-    for point in spread(len(default.times_us)):
+    for point in spread(len(points)):
         if len(kept) < limit:
-            keep(min(rivals, key=lambda c: c.times_us[point]), "best at some batch")
+            keep(min(rivals, key=lambda c: c.times_us[point]), f"best at {points[point]}")
     for candidate in _in_turn(rivals) + _in_turn(ranked):
         if len(kept) < limit:
             keep(candidate, "next best of its mode and row tile")

@@ -168,7 +168,8 @@ def candidates(layer: LayerSpec) -> list[Candidate]:
 def test_pruning_drops_or_keeps_and_never_invents(limit: int) -> None:
     ranked = rank(candidates(spec(schedules={"cpu": {"rows": [1, 8]}})))
     default = default_of(ranked, ranked[0].numerics)
-    kept, dropped = prune(ranked, default, limit)
+    points = [str(number) for number in range(len(default.times_us))]
+    kept, dropped = prune(ranked, default, limit, points)
     names = [item.candidate.name for item in kept] + [item.candidate.name for item in dropped]
     assert sorted(names) == sorted(candidate.name for candidate in ranked)
     assert kept[0].candidate == default
