@@ -10,6 +10,19 @@ from torch import Tensor
 
 from moegen.core.paths import data_root
 
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-march=x86-64-v3",
+    "-ffp-contract=off",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-shared",
+    "-fPIC",
+)
+
 
 class Mirror:
     """The compiled headers; every call copies nothing and checks that tensors are contiguous."""
@@ -30,20 +43,13 @@ class Mirror:
         return output
 
 
-@pytest.fixture(scope="session")
-def mirror(tmp_path_factory: pytest.TempPathFactory) -> Mirror:
+@pytest.fixture(scope="session", params=["cpu", "sm_90a"])
+def mirror(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mirror:
+    """The headers of one target. nvcc compiles CUDA's with --fmad=false and IEEE division, as g++ does here."""
     library = tmp_path_factory.mktemp("mirror") / "mirror.so"
-    flags = [
-        "-std=c++20",
-        "-O3",
-        "-march=x86-64-v3",
-        "-ffp-contract=off",
-        "-fno-trapping-math",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-    ]
     source = Path(__file__).parent / "mirror.cpp"
-    include = data_root("templates") / "cpu" / "device"
-    subprocess.run(["g++", *flags, "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(library)], check=True)
+    include = data_root("templates") / request.param / "device"
+    macros = ["-DMOEGEN_CUDA"] if request.param != "cpu" else []
+    command = ["g++", *FLAGS, *macros, f"-I{include}", f"-I{source.parent}", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
     return Mirror(library)

@@ -1,8 +1,15 @@
 // The device headers behind a C interface, for comparison with moegen.numerics.
 #include <cstddef>
 
+#ifdef MOEGEN_CUDA
+#include "cuda_on_host.h"
+
+#include "activations.cuh"
+#include "contracts.cuh"
+#else
 #include "activations.h"
 #include "contracts.h"
+#endif
 
 using namespace moegen;
 using std::size_t;

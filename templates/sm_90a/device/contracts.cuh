@@ -109,7 +109,7 @@ struct CompressedTensors : DivideByFactor {
   __device__ float factor(uint8_t byte) const { return f32_from_e4m3(byte) / encode; }
   __device__ static uint8_t nonzero(uint8_t byte) { return byte == 0 ? uint8_t{0x20} : byte; }
   __device__ static ScalePair pair(float amax) {
-    const float g = kRange / (amax < kFltMin ? kFltMin : amax);
+    const float g = (1.0f / (amax < kFltMin ? kFltMin : amax)) * kRange;
     return pair_from_encode(g > kFltMax ? 1.0f : g);
   }
 };
@@ -121,7 +121,7 @@ struct CompressedTensorsBf16 : CompressedTensors {
   }
   __device__ static ScalePair pair(float amax) {
     const float a = round_bf16(amax);
-    const float g = round_bf16(kRange / (a < kFltMin ? kFltMin : a));
+    const float g = round_bf16(round_bf16(1.0f / (a < kFltMin ? kFltMin : a)) * kRange);
     return pair_from_encode(g > kFltMax ? 1.0f : g);
   }
 };

@@ -1,8 +1,7 @@
 // exp, tanh and the sigmoid forms: bit for bit moegen.numerics.elementary, which explains and tests each step.
 //
-// Compile with -ffp-contract=off -fno-trapping-math and without -ffast-math. Every function is branch-free: loops over
-// them vectorise (gcc turns the selects into blends only when comparisons need not trap; no value depends on that flag).
-// A CUDA mirror replaces __fmaf_rn by __fmaf_rn, '/' by __fdiv_rn, '*' and '+' by __fmul_rn and __fadd_rn.
+// Compile with --fmad=false, IEEE division and without flushing subnormals (nvcc's defaults for the last two). Every
+// function is branch-free.
 #pragma once
 
 #include <cstdint>
