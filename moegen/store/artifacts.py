@@ -34,7 +34,7 @@ from moegen.store.entries import (
 )
 from moegen.store.files import copy_synced, fsync_directory, storage_errors, write_synced
 from moegen.store.keys import ArtifactKey, Difference, differences
-from moegen.store.locks import try_lock, work_lock
+from moegen.store.locks import mark_alive, work_lock
 
 ARTIFACTS = Path("artifacts") / "v1"
 STAGING = Path("staging")
@@ -238,13 +238,12 @@ class ArtifactStore:
             return False
 
     @staticmethod
-    def _stage(stage: Path, key: ArtifactKey, files: Mapping[str, Path | bytes], meta: Mapping[str, Any]) -> int:
+    def _stage(stage: Path, key: ArtifactKey, files: Mapping[str, Path | bytes], meta: Mapping[str, Any]) -> int | None:
         """Writes a complete entry to ``stage``; returns the held lock that tells the collector to leave it alone."""
         lock: int | None = None
         try:
             with storage_errors("cannot stage an artifact", stage):
-                lock = try_lock(stage.with_suffix(".lock"))
-                assert lock is not None, "the token is new, nobody else can hold its lock"
+                lock = mark_alive(stage.with_suffix(".lock"))
                 stage.mkdir(mode=0o700)
                 for name, content in files.items():
                     if isinstance(content, bytes):
@@ -259,7 +258,7 @@ class ArtifactStore:
         return lock
 
     @staticmethod
-    def _rename(stage: Path, final: Path, lock: int) -> bool:
+    def _rename(stage: Path, final: Path, lock: int | None) -> bool:
         """Makes a staged entry visible; False when another process was first."""
         try:
             with storage_errors("cannot publish an artifact", final):
@@ -277,7 +276,7 @@ class ArtifactStore:
         _discard(stage, lock)
         return True
 
-    def _keep_private(self, key: str, directory: Path, lock: int) -> None:
+    def _keep_private(self, key: str, directory: Path, lock: int | None) -> None:
         self._private[key] = directory
         owner = os.getpid()
 

@@ -4,6 +4,7 @@ The kernel releases a ``flock`` when its holder dies: a lock file left on disk b
 processes wait for is never unlinked: that would let two of them hold "the same" lock on two inodes.
 """
 
+import errno
 import fcntl
 import os
 import time
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _POLL_S = 0.02
+_UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+"""What ``flock`` says on a file system that has no locks."""
 
 
 def try_lock(path: Path) -> int | None:
@@ -30,6 +33,20 @@ def try_lock(path: Path) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def mark_alive(path: Path) -> int | None:
+    """Takes a lock that nobody else can want, to show that this process lives; None where there are no locks.
+
+    Raises:
+        OSError: the lock file cannot be created.
+    """
+    try:
+        return try_lock(path)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return None
+        raise
 
 
 @contextmanager

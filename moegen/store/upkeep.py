@@ -137,7 +137,10 @@ def _collect_litter(home: Path, report: CollectReport) -> None:
     tokens = sorted({path.stem for path in staging.iterdir()}) if staging.is_dir() else []
     for directory in (staging / token for token in tokens):
         lock_path = directory.with_suffix(".lock")
-        lock = try_lock(lock_path)
+        try:
+            lock = try_lock(lock_path)
+        except OSError:  # no locks here: nobody can tell whether its writer is alive
+            continue
         if lock is None:  # its writer is alive
             continue
         report.freed_bytes += _size(directory)
