@@ -26,7 +26,9 @@ from moegen.ptx.state import SHARED_LIMIT
 #: Device attributes that host code asks for: multiprocessors (few, so that persistent loops iterate), opt-in shared memory,
 #: compute capability, cooperative launch.
 ATTRIBUTES = {16: 4, 97: SHARED_LIMIT, 75: 10, 76: 0, 95: 1, 10: 32, 1: 1024, 8: 49152, 81: SHARED_LIMIT + 1024}
-_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p))
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p)
+)
 _ATTRIBUTE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_int))
 
 
@@ -46,7 +48,16 @@ def library_path() -> Path:
     if folder.stat().st_uid != os.getuid():
         raise CaptureError(f"{folder} belongs to another user", fix="remove it or set TMPDIR")
     staged = folder / f"{target.name}.{os.getpid()}"
-    command = [os.environ.get("CC", "gcc"), "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(staged)]
+    command = [
+        os.environ.get("CC", "gcc"),
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-Wl,-soname,libcuda.so.1",
+        str(source),
+        "-o",
+        str(staged),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -140,19 +151,24 @@ class Session:
         if digest in self._texts:
             return
         self._texts.add(digest)
-        module = Module(text, name)
+        self.add_module(Module(text, name))
+        if self.recorder is not None:
+            self.recorder.add_ptx(name, text)
+
+    def add_module(self, module: Module) -> None:
+        """Makes the entries of a loaded module known."""
         for block in module.memory.blocks:
             self.memory.register(block.base, block.size, block.name, keep=block)
         for entry in module.entries:
             self.modules[entry] = module
-        if self.recorder is not None:
-            self.recorder.add_ptx(name, text)
 
     def register(self, tensor: Any, name: str = "") -> None:
         """Lets kernels touch a NumPy array or a torch CPU tensor (its whole storage)."""
         if hasattr(tensor, "untyped_storage"):
             storage = tensor.untyped_storage()
-            self.memory.register(storage.data_ptr(), storage.nbytes(), name or f"tensor {tuple(tensor.shape)}", keep=tensor)
+            self.memory.register(
+                storage.data_ptr(), storage.nbytes(), name or f"tensor {tuple(tensor.shape)}", keep=tensor
+            )
         else:
             self.memory.register(tensor.ctypes.data, tensor.nbytes, name or f"array {tensor.shape}", keep=tensor)
 
@@ -195,8 +211,8 @@ class Session:
         return result
 
     @contextmanager
-    def active(self) -> Iterator["Session"]:
-        """Launches made inside go to this session and run at the end."""
+    def active(self, flush: bool = True) -> Iterator["Session"]:
+        """Launches made inside go to this session and run at the end, or stay queued without ``flush``."""
         machine = runtime()
         if machine.session is not None:
             raise CaptureError("another capture session is active")
@@ -213,7 +229,8 @@ class Session:
             if error is not None:
                 self.queue = []
                 raise error from failure
-        self.flush()
+        if flush:
+            self.flush()
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Result:
         """Calls a host function and runs its launches.
@@ -227,7 +244,9 @@ class Session:
         text = getattr(function, "__ptx__", None)
         if isinstance(text, str):
             if not text.lstrip().startswith((".", "//")):
-                raise CaptureError(f"no PTX was kept: {text} cannot be read", fix="create the folder named by --dump-dir")
+                raise CaptureError(
+                    f"no PTX was kept: {text} cannot be read", fix="create the folder named by --dump-dir"
+                )
             self.add_ptx(text, getattr(function, "function_name", "<cutedsl>")[:60])
             kind = type(function)
             if hasattr(kind, "num_devices"):

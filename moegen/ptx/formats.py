@@ -56,7 +56,13 @@ FORMATS = {
         Format("e2m1", 4, 1, 1, 6.0, False, None),
     )
 }
-_ROUND = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil, "rna": lambda q: np.trunc(q + np.copysign(0.5, q))}
+_ROUND = {
+    "rn": np.rint,
+    "rz": np.trunc,
+    "rm": np.floor,
+    "rp": np.ceil,
+    "rna": lambda q: np.trunc(q + np.copysign(0.5, q)),
+}
 
 
 def _quantise(x: Any, fmt: Format, mode: str) -> Any:

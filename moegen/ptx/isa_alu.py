@@ -48,7 +48,9 @@ def _carry(e: Emit) -> Lowered:
     return Pure(outs, setup)
 
 
-@instruction(f"mul.{{lo,hi}}.{_INTS}", "mul.wide.{u16,s16,u32,s32}", f"mad.{{lo,hi}}.{_INTS}", "mad.wide.{u16,s16,u32,s32}")
+@instruction(
+    f"mul.{{lo,hi}}.{_INTS}", "mul.wide.{u16,s16,u32,s32}", f"mad.{{lo,hi}}.{_INTS}", "mad.wide.{u16,s16,u32,s32}"
+)
 def _multiply(e: Emit) -> Lowered:
     kind, part = e.type(), e.mods[1]
     wide = TYPES[f"{kind.kind}{kind.bits * 2}"] if part == "wide" else kind

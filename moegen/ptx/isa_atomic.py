@@ -10,7 +10,7 @@ from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.formats import bf16_to_f32, f32_to_bf16
 from moegen.ptx.isa_memory import raise_fault, space_of
 from moegen.ptx.lanes import fmax_, fmin_, nan2, nan4, nan8
-from moegen.ptx.memory import MemoryFault, check_aligned, low_part, window
+from moegen.ptx.memory import MemoryFault, check_aligned, window
 from moegen.ptx.registry import instruction
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ def _bf16(op: Callable[[Any, Any], Any]) -> Combine:
 
 
 def _half(op: Callable[[Any, Any], Any]) -> Combine:
-    return lambda a, b: nan2(op(a.view(np.float16).astype(np.float32), b.view(np.float16).astype(np.float32)).astype(np.float16))
+    return lambda a, b: nan2(
+        op(a.view(np.float16).astype(np.float32), b.view(np.float16).astype(np.float32)).astype(np.float16)
+    )
 
 
 def _float(op: Callable[[Any, Any], Any], kind: PtxType) -> Combine:
@@ -131,7 +133,9 @@ def _operation(e: Emit) -> str:
     return next(m for m in e.mods if m in {"and", "or", "xor", "add", "inc", "dec", "min", "max", "exch", "cas"})
 
 
-@instruction(*_atom_patterns("atom", _SEM, (*_FORMS, "exch.{b32,b64}", "cas.{b16,b32,b64}", "add.noftz.{f16x2,bf16x2}")))
+@instruction(
+    *_atom_patterns("atom", _SEM, (*_FORMS, "exch.{b32,b64}", "cas.{b16,b32,b64}", "add.noftz.{f16x2,bf16x2}"))
+)
 def _atom(e: Emit) -> Lowered:
     kind, packed = _packed_kind(e)
     name, space = _operation(e), space_of(e)
@@ -155,9 +159,7 @@ def _atom(e: Emit) -> Lowered:
     return e.effect(run)
 
 
-def _compare_and_swap(
-    w: "Warp", space: str, addresses: Any, mask: Mask, kind: PtxType, expected: Any, new: Any
-) -> Any:
+def _compare_and_swap(w: "Warp", space: str, addresses: Any, mask: Mask, kind: PtxType, expected: Any, new: Any) -> Any:
     lanes = iter(np.flatnonzero(mask).tolist())
 
     def swap(a: Any, b: Any) -> Any:

@@ -107,7 +107,9 @@ def _bar_sync(e: Emit) -> Lowered:
     return e.effect(run)
 
 
-@instruction("{bar.arrive,bar.cta.arrive,barrier.arrive.aligned,barrier.arrive,barrier.cta.arrive.aligned,barrier.cta.arrive}")
+@instruction(
+    "{bar.arrive,bar.cta.arrive,barrier.arrive.aligned,barrier.arrive,barrier.cta.arrive.aligned,barrier.cta.arrive}"
+)
 def _bar_arrive(e: Emit) -> Lowered:
     aligned = e.mods[0] == "bar" or e.has("aligned")
     number, count = e.src("u32"), e.src("u32")
@@ -122,7 +124,10 @@ def _bar_arrive(e: Emit) -> Lowered:
     return e.effect(run)
 
 
-@instruction("{bar,bar.cta,barrier,barrier.cta}.red{,.aligned}.popc.u32", "{bar,bar.cta,barrier,barrier.cta}.red{,.aligned}.{and,or}.pred")
+@instruction(
+    "{bar,bar.cta,barrier,barrier.cta}.red{,.aligned}.popc.u32",
+    "{bar,bar.cta,barrier,barrier.cta}.red{,.aligned}.{and,or}.pred",
+)
 def _bar_red(e: Emit) -> Lowered:
     operation = e.mods[-2]
     dst = e.dst("u32" if operation == "popc" else "pred")

@@ -240,7 +240,9 @@ def _bulk_load(e: Emit) -> Lowered:
 def _check_bulk(site: Site, size: int, *addresses: int) -> None:
     if size % 16 or any(a % 16 for a in addresses):
         shown = ", ".join(f"{a:#x}" for a in addresses)
-        site.fault(Check.MISALIGNED, f"a bulk copy of {size} bytes at {shown}: multiples of 16 are needed", addresses[0])
+        site.fault(
+            Check.MISALIGNED, f"a bulk copy of {size} bytes at {shown}: multiples of 16 are needed", addresses[0]
+        )
 
 
 def _one_bulk_load(w: "Warp", destination: int, source: int, size: int, barrier: int, mask: int | None) -> None:
@@ -294,7 +296,14 @@ def _bulk_to_cluster(e: Emit) -> Lowered:
                 return
             ticket = machine.races.issue(w, "tma") if machine.races is not None else None
 
-            def copy(to: Any = to, from_: Any = from_, home: Any = home, amount: int = amount, site: Site = site, ticket: Any = ticket) -> None:
+            def copy(
+                to: Any = to,
+                from_: Any = from_,
+                home: Any = home,
+                amount: int = amount,
+                site: Site = site,
+                ticket: Any = ticket,
+            ) -> None:
                 to[0].shared.bytes(to[1], amount)[:] = from_[0].shared.bytes(from_[1], amount)
                 if ticket is not None:
                     ticket.at_barrier(*home)

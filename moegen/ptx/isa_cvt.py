@@ -254,7 +254,9 @@ def _pack_pair(e: Emit) -> Lowered:
     if e.mods[1] == "rn" and not e.has("relu") and not e.has("satfinite") and FORMATS[to].bits == 16:
         name = e.bind(fast_bf16x2 if to == "bf16" else fast_f16x2, to)
         return e.pure(dst, f"{name}(R[{a}], R[{b}])")
-    call = f"{e.bind(two_to_packed, 'pack')}(R[{a}], R[{b}], {to!r}, {e.mods[1]!r}, {e.has('satfinite')}, {e.has('relu')})"
+    call = (
+        f"{e.bind(two_to_packed, 'pack')}(R[{a}], R[{b}], {to!r}, {e.mods[1]!r}, {e.has('satfinite')}, {e.has('relu')})"
+    )
     return e.pure(dst, call if FORMATS[to].bits == 16 else f"{call}.astype(U2)")
 
 
@@ -364,4 +366,3 @@ def _from_generic(e: Emit) -> Lowered:
     if space in {"global", "const"} or space.startswith("param"):
         return e.pure(dst, f"R[{a}]")
     return e.pure(dst, f"R[{a}] & U8.type({(1 << 56) - 1})")
-

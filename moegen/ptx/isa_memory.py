@@ -317,7 +317,12 @@ def _ldu(e: Emit) -> Lowered:
     return _ld(e)
 
 
-@instruction("prefetch{,.global}.{L1,L2}", "prefetchu.L1", "prefetch.global.L2::{evict_last,evict_normal}", "prefetch{,.param,.const}.tensormap")
+@instruction(
+    "prefetch{,.global}.{L1,L2}",
+    "prefetchu.L1",
+    "prefetch.global.L2::{evict_last,evict_normal}",
+    "prefetch{,.param,.const}.tensormap",
+)
 def _prefetch(e: Emit) -> Lowered:
     e.place()
     e.done()

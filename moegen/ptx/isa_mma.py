@@ -35,7 +35,7 @@ def _ldmatrix(e: Emit) -> Lowered:
 
     def run(w: "Warp", m: Mask) -> None:
         _converged(w, m, "ldmatrix")
-        lanes = ALL if count == 4 else _T < 8 * count
+        lanes = ALL if count == 4 else 8 * count > _T
         try:
             rows = load_shared(w, low_part(place.lanes(w).astype(np.uint64)), 16, lanes, "shared::cta")
         except MemoryFault as fault:
@@ -77,7 +77,7 @@ def _stmatrix(e: Emit) -> Lowered:
 
     def run(w: "Warp", m: Mask) -> None:
         _converged(w, m, "stmatrix")
-        lanes = ALL if count == 4 else _T < 8 * count
+        lanes = ALL if count == 4 else 8 * count > _T
         rows = np.zeros((4, 8, 8), np.uint16)
         for k, slot in enumerate(slots):
             rows[k] = _matrix(w.R[slot], trans)

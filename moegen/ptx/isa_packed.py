@@ -174,4 +174,3 @@ def nan_min_max(values: Any, name: str, absolute: bool, nan: bool) -> Any:
     for k in range(1, bits.size):
         result = pick(result, bits[k : k + 1].view(np.float32), nan)
     return np.where(np.isnan(result), np.uint32(0x7FFFFFFF), result.view(np.uint32))[0]
-

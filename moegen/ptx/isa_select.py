@@ -13,7 +13,18 @@ from moegen.ptx.registry import instruction
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
 
-_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
+_COMPARE = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "lo": "<",
+    "ls": "<=",
+    "hi": ">",
+    "hs": ">=",
+}
 _COMPARE |= {f"{name}u": symbol for name, symbol in list(_COMPARE.items())[:6]}
 _JOIN = {"and": "&", "or": "|", "xor": "^"}
 _SET_INT = "{eq,ne,lt,le,gt,ge}{,.and,.or,.xor}.{u16,s16,u32,s32,u64,s64}"
@@ -145,9 +156,7 @@ def _unpack(e: Emit, kind: PtxType) -> Pure:
     assert isinstance(operand, Vector)
     part = _part_type(e, kind, len(operand.items))
     setup = f"t = R[{e.src(kind)}].view(U{part.nbytes}).reshape(32, {len(operand.items)}).T.copy()"
-    outs = [
-        (e.as_dest(item, part), f"t[{k}]") for k, item in enumerate(operand.items) if not isinstance(item, Sink)
-    ]
+    outs = [(e.as_dest(item, part), f"t[{k}]") for k, item in enumerate(operand.items) if not isinstance(item, Sink)]
     e.done()
     return Pure(outs, setup)
 

@@ -306,7 +306,9 @@ def _arrival(targets: list[Cta], offset: int, site: Site, ticket: Any) -> Any:
             if ticket is not None:
                 ticket.arrive(cta, offset, barrier)
             if not barrier.arrive(1):
-                site.fault(Check.MBARRIER, f"a commit arrives on an mbarrier of CTA {cta.index} that expects none", offset)
+                site.fault(
+                    Check.MBARRIER, f"a commit arrives on an mbarrier of CTA {cta.index} that expects none", offset
+                )
             cta.machine.events += 1
 
     return arrive

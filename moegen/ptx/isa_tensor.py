@@ -313,8 +313,6 @@ def _tensor_prefetch(e: Emit) -> Lowered:
 # -- maps made on the device -------------------------------------------------------------------------------------
 
 
-
-
 @instruction(
     "tensormap.replace.tile.{global_address,global_stride}{,.global,.shared::cta}.b1024.b64",
     "tensormap.replace.tile.{rank,box_dim,global_dim,element_stride,elemtype,interleave_layout,swizzle_mode,fill_mode}"

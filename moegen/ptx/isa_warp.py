@@ -34,7 +34,9 @@ def gathered(w: "Warp", m: Mask, members: Any) -> int | None:
     bits = int(members[first_lane(m)])
     active = _FULL if m is ALL else bits_of(m)
     if active & ~bits:
-        w.cta.machine.fault(w, Check.CONVERGENCE, f"lanes {active & ~bits:#x} execute a .sync that names {bits:#x} only")
+        w.cta.machine.fault(
+            w, Check.CONVERGENCE, f"lanes {active & ~bits:#x} execute a .sync that names {bits:#x} only"
+        )
     missing = bits & ~active
     if not missing:
         return None
@@ -163,7 +165,9 @@ def _match(e: Emit) -> Lowered:
     return e.effect(run)
 
 
-@instruction("redux.sync.{add,min,max}.{u32,s32}", "redux.sync.{and,or,xor}.b32", "redux.sync.{min,max}{,.abs}{,.NaN}.f32")
+@instruction(
+    "redux.sync.{add,min,max}.{u32,s32}", "redux.sync.{and,or,xor}.b32", "redux.sync.{min,max}{,.abs}{,.NaN}.f32"
+)
 def _redux(e: Emit) -> Lowered:
     kind = e.type()
     dst, a, members = e.dst(kind), e.src(kind), e.src("b32")

@@ -273,4 +273,3 @@ def _commit(e: Emit) -> Lowered:
 @instruction("wgmma.wait_group.sync.aligned")
 def _wait(e: Emit) -> Lowered:
     return wait_groups(e, "wgmma", e.integer(), False)
-

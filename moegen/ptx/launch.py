@@ -2,11 +2,12 @@
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from moegen.ptx.blas import single_threaded
 from moegen.ptx.errors import ParameterError
 from moegen.ptx.kernel import Kernel, base_namespace
 from moegen.ptx.memory import GlobalMemory
@@ -224,7 +225,9 @@ def check_launch(entry: Entry, item: Launch) -> tuple[int, int, int]:
     if item.dynamic_smem and not entry.dynamic_shared and item.dynamic_smem > SHARED_LIMIT:
         raise ParameterError(f"{item.dynamic_smem} bytes of dynamic shared memory", where)
     if entry.shared_size + item.dynamic_smem > SHARED_LIMIT:
-        raise ParameterError(f"{entry.shared_size + item.dynamic_smem} bytes of shared memory, limit {SHARED_LIMIT}", where)
+        raise ParameterError(
+            f"{entry.shared_size + item.dynamic_smem} bytes of shared memory, limit {SHARED_LIMIT}", where
+        )
     return cluster
 
 
@@ -237,8 +240,6 @@ def run_launches(items: Sequence[tuple[Module, Launch]], options: Options, memor
         memory: global memory that all of them see.
     """
     if any(item.cooperative for _, item in items):
-        from dataclasses import replace
-
         options = replace(options, resident_clusters=0)
     machine = Machine(options, memory)
     if options.races:
@@ -261,7 +262,7 @@ def run_launches(items: Sequence[tuple[Module, Launch]], options: Options, memor
                 programmatic=item.programmatic,
             )
         )
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), single_threaded():
         Scheduler(machine, grids).run()
     reports = sorted(machine.reports, key=lambda r: r.severity is not Severity.ERROR)
     return Result(collect(machine, grids), reports)

@@ -34,9 +34,7 @@ def _significand(scale: Any) -> tuple[Any, Any]:
     return mantissa * 2.0, exponent - 1
 
 
-def accumulate_mma_sim(
-    a: Any, b: Any, sfa: Any, sfb: Any, c: Any | None, *, block: int, fraction_bits: int
-) -> Any:
+def accumulate_mma_sim(a: Any, b: Any, sfa: Any, sfb: Any, c: Any | None, *, block: int, fraction_bits: int) -> Any:
     """Block-scaled accumulation after MMA-Sim's published model.
 
     Each block of ``block`` elements gives an exact dot product, which is multiplied by the product of the two scales'

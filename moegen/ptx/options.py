@@ -1,5 +1,6 @@
 """How a kernel is run: schedule, checks, numerics, limits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -27,6 +28,17 @@ class Numerics(Enum):
     MMA_SIM = "mma-sim"
 
 
+@dataclass(frozen=True)
+class Step:
+    """One executed instruction, for tracing."""
+
+    cta: int
+    warp: int
+    line: int
+    active: int
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Options of a run; equal options give an equal run.
@@ -42,7 +54,8 @@ class Options:
         timeout_probability: chance that a waiting instruction returns false although it might have waited.
         resident_clusters: clusters of a grid that run at a time, interleaved; 0 means all (grid-wide waits need it).
         early_dependents: start programmatic dependent launches as early as the primary allows.
-        max_steps: warp-instructions after which a run counts as endless.
+        max_steps: scheduler steps after which a run counts as endless.
+        trace: called with every instruction as it is executed (slow); not part of what makes runs equal.
     """
 
     seed: int = 0
@@ -56,6 +69,7 @@ class Options:
     resident_clusters: int = 1
     early_dependents: bool = True
     max_steps: int = 2_000_000_000
+    trace: "Callable[[Step], None] | None" = None
 
     def severity_of(self, check: Check) -> Severity:
         """Severity of a check in this run."""

@@ -312,9 +312,7 @@ class _Parser:
         elif word.text in {".minnctapersm", ".maxnreg", ".maxclusterrank", ".maxnctapersm", ".blocksareclusters"}:
             if word.text != ".blocksareclusters":
                 self.integer()
-        elif word.text == ".explicitcluster":
-            pass
-        elif word.text in {".noreturn", ".abi_preserve"}:
+        elif word.text == ".explicitcluster" or word.text in {".noreturn", ".abi_preserve"}:
             pass
         elif word.text == ".pragma":
             self.skip_to(";")
@@ -463,7 +461,9 @@ class _Parser:
             operands.append(self.label_operand() if is_branch else self.operand())
             if not self.accept(",") and self.peek() != ";":
                 raise self.fail(f"expected ',' or ';', found {self.peek()!r}" if self.peek() else "truncated PTX")
-        text = re.sub(r" (?=[,\]}|+])|(?<=[\[{@|+!]) ", "", " ".join(t.text for t in self.tokens[start : self.position - 1]))
+        text = re.sub(
+            r" (?=[,\]}|+])|(?<=[\[{@|+!]) ", "", " ".join(t.text for t in self.tokens[start : self.position - 1])
+        )
         self.entry.instructions.append(Instruction(token.text, guard, negated, tuple(operands), token.line, text))
 
     def label_operand(self) -> Label:
@@ -572,9 +572,7 @@ class _Parser:
             address = Address(None, int(base.value))
         elif isinstance(base, Reg | SymRef):
             offset = 0
-            if self.accept("+"):
-                offset = self.integer()
-            elif self.peek() == "-":
+            if self.accept("+") or self.peek() == "-":
                 offset = self.integer()
             address = Address(base, offset)
         else:

@@ -250,7 +250,15 @@ class RaceDetector:
         self.machine.report(check, message, kernel=name, item=item, cta=w.cta.index, warp=w.index, address=address)
 
     def explain(
-        self, finding: Finding, w: "Warp", pc: int, clocks: ClusterClocks, memory: str, verb: str, address: int, clock: Any
+        self,
+        finding: Finding,
+        w: "Warp",
+        pc: int,
+        clocks: ClusterClocks,
+        memory: str,
+        verb: str,
+        address: int,
+        clock: Any,
     ) -> None:
         """Turns a shadow finding into a report."""
         check, mask, other, other_pc, value = finding

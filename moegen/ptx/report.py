@@ -57,7 +57,7 @@ FATAL = frozenset(
 #: Severity of each check unless the options say otherwise. The two checks that well-known public kernels fail (operands
 #: written by the generic proxy without a fence before tensor-core reads; accumulators released without a wait for their
 #: loads) are separate so that they can be lowered alone.
-DEFAULT_SEVERITY = {check: Severity.ERROR for check in Check} | {Check.APPROXIMATION: Severity.OFF}
+DEFAULT_SEVERITY = dict.fromkeys(Check, Severity.ERROR) | {Check.APPROXIMATION: Severity.OFF}
 
 
 @dataclass(frozen=True, slots=True)

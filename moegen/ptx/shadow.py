@@ -92,9 +92,7 @@ class Shadow:
         self.readers[at] |= np.uint64(1 << slot)
         return found
 
-    def write(
-        self, at: Any, thread: int, value: int, clock: Any, pc: int, atomic: bool = False
-    ) -> list[Finding]:
+    def write(self, at: Any, thread: int, value: int, clock: Any, pc: int, atomic: bool = False) -> list[Finding]:
         """Checks and records a write; see :meth:`read`."""
         writer = self.writer[at]
         bad = clock[writer] < self.write_clock[at]
@@ -111,7 +109,9 @@ class Shadow:
             other = self.slots[slot]
             if other == thread:
                 continue
-            behind = (self.read_clock[slot][at] > clock[other]) & ((readers >> np.uint64(slot)) & np.uint64(1)).astype(bool)
+            behind = (self.read_clock[slot][at] > clock[other]) & ((readers >> np.uint64(slot)) & np.uint64(1)).astype(
+                bool
+            )
             if behind.any():
                 newest = int(self.read_clock[slot][at][behind].max())
                 found.append(Finding(Check.RACE, behind, other, int(self.read_pc[slot][at][behind][0]), newest))

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-
 #: Swizzle span in bytes to (mask of the source bits, distance between them and the flipped bits).
 _RULE = {32: (0x80, 3), 64: (0x180, 3), 128: (0x380, 3)}
 
@@ -26,5 +25,3 @@ def swizzle(addresses: Any, span: int) -> Any:
 def period(span: int) -> int:
     """Bytes after which the swizzle pattern repeats."""
     return 8 * span if span else 16
-
-

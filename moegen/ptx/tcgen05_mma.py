@@ -334,10 +334,7 @@ class _Dense:
         s, depth = self.shape, _DEPTH[self.kind]
         share = s.n // len(ctas)
         b = np.concatenate(
-            [
-                operand(cta, self.b, share, depth, s.b, packed=False, mn=s.b_mn, site=site, ticket=ticket)
-                for cta in ctas
-            ]
+            [operand(cta, self.b, share, depth, s.b, packed=False, mn=s.b_mn, site=site, ticket=ticket) for cta in ctas]
         )
         b = -b if s.negate_b else b
         for cta in ctas:

@@ -7,6 +7,7 @@ import numpy as np
 
 from moegen.ptx.dtypes import ALL, LANES, Mask
 from moegen.ptx.kernel import BLOCK, FINISH, SWITCH, YIELD
+from moegen.ptx.options import Step
 
 if TYPE_CHECKING:
     from moegen.ptx.kernel import Kernel
@@ -52,6 +53,7 @@ class Warp:
         self.wait: Callable[[], bool] | None = None
         self.done = False
         self.turns = 0
+        self.trace = cta.machine.options.trace is not None
         self.counts = np.zeros(len(kernel.items) + 1, np.int64).tolist()
         self.local = np.full((LANES, max(kernel.entry.local_size, 1)), 0xCD, np.uint8)
         self.scratch: dict[str, Any] = {}
@@ -114,6 +116,21 @@ class Warp:
         self.mask = rest
         self.done = True
 
+    def _traced(self, code: list[Any]) -> list[Any]:
+        """Steps that report themselves before they run."""
+        follow = self.cta.machine.options.trace
+        assert follow is not None
+
+        def wrap(index: int) -> Any:
+            def step(w: "Warp") -> int | None:
+                for item in w.kernel.items[index : index + max(w.kernel.lengths[index], 1)]:
+                    follow(Step(w.cta.index, w.index, item.line, int(w.mask.sum()), item.text))
+                return code[index](w)
+
+            return step
+
+        return [wrap(index) for index in range(len(code))]
+
     # -- execution ----------------------------------------------------------------------------------------------
 
     def run(self, budget: int) -> int:
@@ -124,6 +141,8 @@ class Warp:
             self._rotate()
         while steps < budget and not self.done:
             code = self.kernel.full if self.mask is ALL else self.kernel.part
+            if self.trace:
+                code = self._traced(code)
             pc = self.pc
             signal: int | None = 0
             if not self.groups:

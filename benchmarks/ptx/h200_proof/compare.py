@@ -85,7 +85,9 @@ def main() -> None:
                     fields["box"], ones, fields["swizzle"],
                 )
             )  # fmt: skip
-            row[f"map{argument}_bytes_unlike_driver"] = int((np.frombuffer(ours, np.uint8) != arrays[f"{number}/map{argument}"]).sum())
+            row[f"map{argument}_bytes_unlike_driver"] = int(
+                (np.frombuffer(ours, np.uint8) != arrays[f"{number}/map{argument}"]).sum()
+            )
             del array
         table[case.name] = row
     bad = {name: row for name, row in table.items() if row.get("failed", 1)}

@@ -87,7 +87,9 @@ class Device:
             if isinstance(value, np.ndarray):
                 pointer = ctypes.c_uint64()
                 self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(value.nbytes, 256)))
-                self.call("cuMemcpyHtoD_v2", pointer, value.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(value.nbytes))
+                self.call(
+                    "cuMemcpyHtoD_v2", pointer, value.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(value.nbytes)
+                )
                 memory[k] = pointer
         addresses = {k: p.value for k, p in memory.items()}
         maps = encode(case, addresses)

@@ -16,7 +16,13 @@ def encoded(case: Case, address_of: dict[int, int]) -> dict[int, bytes]:
     for argument, (array, fields) in case.maps.items():
         ones = (1,) * len(fields["dims"])
         item = tensormap.TensorMap(
-            address_of[array], fields["format"], fields["dims"], fields["strides"], fields["box"], ones, fields["swizzle"]
+            address_of[array],
+            fields["format"],
+            fields["dims"],
+            fields["strides"],
+            fields["box"],
+            ones,
+            fields["swizzle"],
         )
         found[argument] = tensormap.encode(item)
     return found

@@ -75,10 +75,14 @@ def inputs(kind: str, seed: int, role: str = "") -> Any:
     elif kind == "f64":
         near = (rng.standard_normal(COUNT) * np.exp2(rng.integers(-60, 60, COUNT))).view(np.uint64)
         values = np.where(rng.integers(0, 4, COUNT) < 3, near, values)
-        special = np.array([0, 1 << 63, 1, 0x3FF << 52, 0x7FF << 52, 0xFFF << 52, 0x7FF8 << 48, 0x7FEFFFFFFFFFFFFF], np.uint64)
+        special = np.array(
+            [0, 1 << 63, 1, 0x3FF << 52, 0x7FF << 52, 0xFFF << 52, 0x7FF8 << 48, 0x7FEFFFFFFFFFFFFF], np.uint64
+        )
         values[:64] = np.repeat(special, 8) if seed % 2 else np.tile(special, 8)
     elif kind in {"f16", "bf16", "f16x2", "bf16x2"}:
-        small = rng.standard_normal((COUNT, 2)).astype(np.float32) * np.exp2(rng.integers(-6, 6, (COUNT, 2))).astype(np.float32)
+        small = rng.standard_normal((COUNT, 2)).astype(np.float32) * np.exp2(rng.integers(-6, 6, (COUNT, 2))).astype(
+            np.float32
+        )
         if kind.startswith("bf16"):
             codes = (small.view(np.uint32) >> 16).astype(np.uint16)
         else:
@@ -95,7 +99,9 @@ def inputs(kind: str, seed: int, role: str = "") -> Any:
     return values
 
 
-def kernel(opcode: str, out: str, sources: list[str], tail: str = "", version: str = "8.6", reg: dict[str, str] | None = None) -> str:
+def kernel(
+    opcode: str, out: str, sources: list[str], tail: str = "", version: str = "8.6", reg: dict[str, str] | None = None
+) -> str:
     """PTX text of a kernel that applies an instruction elementwise.
 
     Args:
@@ -141,9 +147,14 @@ def kernel(opcode: str, out: str, sources: list[str], tail: str = "", version: s
     return "\n".join(lines) + "\n"
 
 
-def case(opcode: str, out: str, sources: list[str], *, roles: tuple[str, ...] = (), tail: str = "", rule: str = "bits") -> Case:
+def case(
+    opcode: str, out: str, sources: list[str], *, roles: tuple[str, ...] = (), tail: str = "", rule: str = "bits"
+) -> Case:
     """A scalar case with generated inputs."""
-    data = [inputs("u32" if s == "pred" else s, 17 * k + 1 + k, roles[k] if k < len(roles) else "") for k, s in enumerate(sources)]
+    data = [
+        inputs("u32" if s == "pred" else s, 17 * k + 1 + k, roles[k] if k < len(roles) else "")
+        for k, s in enumerate(sources)
+    ]
     result = np.zeros(COUNT, np.dtype(f"u{bits_of(out) // 8}"))
     kind = out if out.startswith(("f", "b")) and not re.fullmatch(r"b\d+", out) else "u"
     name = opcode + (tail.replace(", ", ":") if tail else "")

@@ -14,7 +14,9 @@ def words(seed: int, count: int) -> Any:
     return np.random.default_rng(seed).integers(0, 1 << 32, count, np.uint64).astype(np.uint32)
 
 
-def _case(entry: str, args: list[Any], outputs: list[int], threads: int, *, name: str = "", blocks: int = 1, **more: Any) -> Case:
+def _case(
+    entry: str, args: list[Any], outputs: list[int], threads: int, *, name: str = "", blocks: int = 1, **more: Any
+) -> Case:
     return Case(name or entry, TEXT, entry, args, outputs, (blocks, 1, 1), (threads, 1, 1), **more)
 
 
@@ -47,7 +49,11 @@ def _elements(rng: Any, kind: str, shape: tuple[int, int], exact: bool) -> Any:
     if kind == "tf32":
         return np.asarray(values, np.float32).view(np.uint32) & np.uint32(0xFFFFE000)
     codes = np.array(list(_E4M3.values()), np.uint8)
-    return rng.choice(codes, shape) if exact else (rng.integers(0, 0x60, shape) | rng.integers(0, 2, shape) << 7).astype(np.uint8)
+    return (
+        rng.choice(codes, shape)
+        if exact
+        else (rng.integers(0, 0x60, shape) | rng.integers(0, 2, shape) << 7).astype(np.uint8)
+    )
 
 
 def matrices() -> list[Case]:
@@ -74,7 +80,9 @@ def matrices() -> list[Case]:
             rule = "bits" if exact else "abs:2e-2" if entry == "mma_f16_f16" else "rel:2e-3"
             kind_out = "f16x2" if entry == "mma_f16_f16" else "f32"
             name = f"{entry}{'' if exact else ' (random)'}"
-            found.append(_case(entry, [left, right, c, np.zeros(128, np.uint32)], [3], 32, name=name, rule=rule, kind=kind_out))
+            found.append(
+                _case(entry, [left, right, c, np.zeros(128, np.uint32)], [3], 32, name=name, rule=rule, kind=kind_out)
+            )
     found.append(_case("mma_s8", [words(5, 128), words(6, 64), words(7, 128), np.zeros(128, np.uint32)], [3], 32))
     return found
 
@@ -129,7 +137,10 @@ def wgmma() -> list[Case]:
                     image, d = _image(codes, size, span, mn=True), _descriptor(span, 1 << 4, 8 * span)
                     step = 2 * 8 * span
                 elif span == 0:
-                    image, d = _image(codes, size, 0, mn=False, lead=rows * 16, stride=128), _descriptor(0, rows * 16, 128)
+                    image, d = (
+                        _image(codes, size, 0, mn=False, lead=rows * 16, stride=128),
+                        _descriptor(0, rows * 16, 128),
+                    )
                     step = 2 * rows * 16
                 else:
                     # A span wider than K: rows are still a span apart.
@@ -193,7 +204,17 @@ def tensors() -> list[Case]:
     for fmt, data in ((7, numbers), (2, words(3, 128))):
         one = fields | {"format": fmt}
         args = [b"", b"", 512, data.copy(), data[::-1].copy()]
-        found.append(_case("tensor_reduce", args, [4], 32, name=f"tensor_reduce format {fmt}", smem=2048, maps={0: (3, one), 1: (4, one)}))
+        found.append(
+            _case(
+                "tensor_reduce",
+                args,
+                [4],
+                32,
+                name=f"tensor_reduce format {fmt}",
+                smem=2048,
+                maps={0: (3, one), 1: (4, one)},
+            )
+        )
     data = np.random.default_rng(9).integers(0, 256, 4096).astype(np.uint8)
     fields = {"format": 0, "dims": (128, 8), "strides": (128,), "box": (32, 8), "swizzle": 32}
     args = [b"", data[1024:].copy(), np.zeros(256, np.uint8), np.zeros(256, np.uint8), 256, data]

@@ -32,7 +32,9 @@ def checkout() -> Path:
 
 def commit() -> str:
     """Commit of the checkout."""
-    done = subprocess.run(["git", "-C", str(checkout()), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "-C", str(checkout()), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() or "unknown"
 
 
