@@ -70,10 +70,10 @@ def test_a_plain_and_a_swapped_tile_are_legal() -> None:
         ({"k": 32}, "depth"),
         ({"k": 96}, "depth"),
         ({"k": 192}, "box"),
-        ({"cols": 256, "acc_stages": 2}, "tmem"),
+        ({"cols": 256, "acc_stages": 2}, "tensor_memory"),
         ({"acc_stages": 3}, "acc_stages"),
         ({"stages": 1}, "stages"),
-        ({"stages": 6}, "smem"),
+        ({"stages": 6}, "shared_memory"),
     ],
 )
 def test_an_illegal_tile_fails_its_predicate(changes: dict[str, Any], predicate: str) -> None:
@@ -127,7 +127,7 @@ def test_sm_100a_offers_no_pipeline_and_says_why() -> None:
     assert dict(result.rejected)["gemm1"] == "sm_100a has no gemm1 kernel"
     assert {variant.op.kind for variant in result.variants} == {OpKind.QUANTIZE}
     refused = {name for op in explain_plan(result)["ops"] for name in op["refused"]}
-    assert {"pairing", "width", "scale_width", "tmem", "smem"} <= refused
+    assert {"pairing", "width", "scale_width", "tensor_memory", "shared_memory"} <= refused
 
 
 def test_explicit_tiles_of_a_spec_are_checked_against_the_family() -> None:

@@ -1,5 +1,6 @@
 """Field cases that a spec, a plan or a variant's name must make impossible."""
 
+from bisect import bisect_left
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,12 @@ import pytest
 from codegen.specs import QUICKSTART, spec
 
 from moegen.codegen import plan
+from moegen.codegen.catalog import Verdict
 from moegen.codegen.pipelines import Shape, pipeline_ops
-from moegen.codegen.variant import op_name
+from moegen.codegen.registry import catalog
+from moegen.codegen.variant import Variant, op_name
 from moegen.core.abi import arguments
+from moegen.core.devices import B200, H200, DeviceFacts
 from moegen.core.enums import CombineMode, Epilogue, OpKind, Target
 from moegen.core.errors import SpecError
 from moegen.core.ops import OpSpec
@@ -105,3 +109,26 @@ def test_fr_45_router_weight_on_the_input_reaches_exactly_one_op() -> None:
             readers = [op.kind for op in ops if any(a.name == "topk_weights" for a in arguments(op))]
             assert len(readers) == 1
             assert readers[0] in (OpKind.QUANTIZE, OpKind.GATHER, OpKind.GEMM1)
+
+
+@pytest.mark.parametrize(("target", "device"), [(Target.SM_90A, H200), (Target.SM_100A, B200)])
+def test_fr_40_shared_memory_is_checked_against_the_device_before_any_compile(
+    target: Target, device: DeviceFacts
+) -> None:
+    """There is a size below which a tile is refused for its shared memory, and it does not exceed the device's."""
+    layer = spec(targets=[target.value], schedules={})
+    gemms = (OpKind.GEMM1, OpKind.GEMM2)
+    judged = plan(layer, target, device).judged
+    legal = [item.variant for item in judged if item.verdict.legal and item.variant.op.kind in gemms]
+    assert legal
+    for variant in legal[:: max(1, len(legal) // 20)]:
+        sizes = range(device.smem_bytes + 1)
+
+        def verdict(size: int, variant: Variant = variant) -> Verdict:
+            smaller = replace(device, smem_bytes=size, smem_sm_bytes=device.smem_sm_bytes - device.smem_bytes + size)
+            return catalog(target).verdict(variant.op, variant.schedule, smaller)
+
+        needed = bisect_left(sizes, True, key=lambda size: verdict(size).legal)
+        assert 0 < needed <= device.smem_bytes
+        assert verdict(needed - 1).predicate == "shared_memory"
+        assert "limit" in dict(verdict(needed - 1).numbers)

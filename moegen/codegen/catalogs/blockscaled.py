@@ -137,7 +137,7 @@ def fits_tensor_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> V
         return illegal("acc_stages", "one accumulator, or two", acc_stages=schedule.number("acc_stages"))
     if columns > device.tmem_columns:
         return illegal(
-            "tmem", "accumulators and scales exceed tensor memory", columns=columns, limit=device.tmem_columns
+            "tensor_memory", "accumulators and scales exceed tensor memory", columns=columns, limit=device.tmem_columns
         )
     return LEGAL
 
@@ -148,7 +148,7 @@ def fits_shared_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> V
         return illegal("stages", "copies and MMAs overlap from two stages up", stages=schedule.number("stages"))
     size = shared_memory_bytes(schedule)
     if size > device.smem_bytes:
-        return illegal("smem", "ring and staging exceed shared memory", bytes=size, limit=device.smem_bytes)
+        return illegal("shared_memory", "ring and staging exceed shared memory", bytes=size, limit=device.smem_bytes)
     return LEGAL
 
 
