@@ -55,13 +55,19 @@ def run_chain(
 
 
 def run_layer(
-    workshop: Workshop, layer: Layer, *, byte: int = 0xFF, threads: int = 1, **schedule: int
+    workshop: Workshop,
+    layer: Layer,
+    changes: Buffers | None = None,
+    *,
+    byte: int = 0xFF,
+    threads: int = 1,
+    **schedule: int,
 ) -> dict[str, Tensor]:
-    """A layer's whole pipeline on CPU kernels."""
+    """A layer's whole pipeline on CPU kernels; ``changes`` replace some of its buffers."""
     return run_chain(
         workshop,
         planned(layer).pipeline(),
-        layer.buffers(),
+        layer.buffers() | dict(changes or {}),
         planned(layer).dims(),
         first_expert=layer.first_expert,
         byte=byte,

@@ -47,6 +47,19 @@ def test_refusals_carry_predicate_and_numbers(values: dict[str, int], predicate:
     assert verdict.reason
 
 
+def test_the_smallest_layer_has_a_schedule() -> None:
+    """H = I = 16: every tile covers the whole matrix, and the smallest ones stay."""
+    case = Case(hidden=16, intermediate=16, row_tile=1, epilogue=Epilogue.FUSED_FP4)
+    for kind in (OpKind.GEMM1, OpKind.GEMM2):
+        op = case.ops()[kind]
+        legal = {
+            (item["cols"], item["k_chunk"])
+            for item in CATALOG.schedules(op, CPU_GENERIC, None)
+            if CATALOG.verdict(op, item, CPU_GENERIC).legal
+        }
+        assert legal == {(32 if kind is OpKind.GEMM1 else 16, 64)}
+
+
 def test_partial_row_groups_are_refused() -> None:
     """Six rows would make the inner loop's second group of four read two rows past the panel."""
     op = replace(QUICKSTART, row_tile=6).ops()[OpKind.GEMM1]

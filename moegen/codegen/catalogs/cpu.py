@@ -45,6 +45,8 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
     "k_chunk": (64, 128, 256, 512),
     "unroll": (1, 2, 4),
 }
+SMALLEST = {"cols": 16, "k_chunk": 64}
+"""Tiles that are offered however small the matrix is."""
 
 # Nanoseconds of one core of a 2.6 GHz x86-64 server (AVX2 code), measured at H = 2048, I = 768. They rank candidates;
 # no report shows them.
@@ -134,10 +136,10 @@ def whole_output_blocks(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> 
 
 
 def not_redundant(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-    """Tiles that half their size would serve just as well differ from it in unused stack only."""
+    """A tile whose half already covers the matrix differs from it in unused stack only. The smallest one stays."""
     for name, size in (("cols", op.n), ("k_chunk", op.k)):
         value = schedule.number(name)
-        if value // 2 >= size and value // 2 % BLOCK == 0:
+        if value // 2 >= size and value > SMALLEST[name]:
             return illegal("redundant", f"half of this {name} already covers the matrix", **{name: value}, size=size)
     return LEGAL
 
