@@ -141,6 +141,10 @@ class Decider:
     _known: dict[int, Decision] = field(default_factory=dict)
     _told: set[Source] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        made = (_trials_of(evidence, self.routing) for evidence in self.evidence)
+        self._trials = [trials for trials in made if trials is not None]
+
     def decide(self, tokens: int) -> Decision:
         """The pipeline for ``tokens`` >= 1 tokens. Total: every T has an answer, always one of ``pipelines``."""
         decision = self._known.get(tokens)
@@ -158,48 +162,33 @@ class Decider:
     def _resolve(self, tokens: int) -> Decision:
         if self.pinned:
             return self._reference(tokens, Source.PINNED, "the caller named this pipeline")
-        for evidence in self.evidence:
-            decision = self._from_table(tokens, evidence)
+        for trials in self._trials:
+            decision = self._from_table(tokens, trials)
             if decision is not None:
                 return decision
         return self._from_model(tokens) or self._reference(tokens, Source.REFERENCE, _NOTHING_KNOWN)
 
-    def _from_table(self, tokens: int, evidence: Evidence) -> Decision | None:
-        points, routing, note = self._points(evidence.table)
-        if not points:
-            return None
-        place = bracket(tokens, sorted(points))
+    def _from_table(self, tokens: int, trials: "_Trials") -> Decision | None:
+        place = bracket(tokens, trials.rising)
         if place.low != place.high:
-            decision = self._between(tokens, points[place.low], points[place.high], note)
+            choice = self._between(tokens, trials.points[place.low], trials.points[place.high])
         else:
-            decision = self._at(tokens, points[place.low], place.outside, note)
-        if decision is None:
+            choice = self._at(tokens, trials.points[place.low], place.outside)
+        if choice is None:
             return None
-        pipeline, source, reason, rivals = decision
-        if evidence.match.fit is Fit.FAMILY:
-            reason += f"; measured on {evidence.table.environment.device}"
-            source = Source.FAMILY
+        pipeline, source, reason, rivals = choice
         return Decision(
             tokens=tokens,
-            routing=routing,
+            routing=trials.routing,
             pipeline=pipeline,
-            source=source,
+            source=Source.FAMILY if trials.family else source,
             predicted_us=dict(rivals)[pipeline],
-            reason=reason,
-            table=evidence.table.digest,
+            reason=reason + trials.note,
+            table=trials.digest,
             rivals=rivals,
         )
 
-    def _points(self, table: Table) -> tuple[dict[int, Point], str, str]:
-        """Points of the wanted routing class, or of ``uniform`` with a note when the table has none of it."""
-        for routing in dict.fromkeys((self.routing, UNIFORM)):
-            points = {point.tokens: point for point in table.points if point.routing == routing}
-            if points:
-                note = "" if routing == self.routing else f"; no trials under {self.routing}, {routing} used"
-                return points, routing, note
-        return {}, self.routing, ""
-
-    def _at(self, tokens: int, point: Point, outside: bool, note: str) -> "_Choice | None":
+    def _at(self, tokens: int, point: Point, outside: bool) -> "_Choice | None":
         times = self._usable(point)
         if not times:
             return None
@@ -210,9 +199,9 @@ class Decider:
         source = Source.PINNED if point.pinned and winner == point.winner else Source.EXACT
         if outside:
             source, why = Source.CLAMPED, f"T={tokens} lies outside the tuned points: {why}"
-        return winner, source, why + note, _ranked(times)
+        return winner, source, why, _ranked(times)
 
-    def _between(self, tokens: int, low: Point, high: Point, note: str) -> "_Choice | None":
+    def _between(self, tokens: int, low: Point, high: Point) -> "_Choice | None":
         """Least interpolated time among those timed at both points; a pipeline timed at one side only never wins."""
         below, above = self._usable(low), self._usable(high)
         times = {
@@ -223,9 +212,9 @@ class Decider:
             return None
         place = f"between T={low.tokens} and T={high.tokens}"
         if low.winner == high.winner and low.winner in times:
-            return low.winner, Source.INTERPOLATED, f"winner on both sides {place}{note}", _ranked(times)
+            return low.winner, Source.INTERPOLATED, f"winner on both sides {place}", _ranked(times)
         rivals = _ranked(times)
-        return rivals[0][0], Source.INTERPOLATED, f"least of {len(times)} interpolated times {place}{note}", rivals
+        return rivals[0][0], Source.INTERPOLATED, f"least of {len(times)} interpolated times {place}", rivals
 
     def _usable(self, point: Point) -> dict[str, float]:
         return {item.pipeline: item.median_us for item in point.candidates if item.pipeline in self.pipelines}
@@ -256,6 +245,37 @@ class Decider:
             predicted_us=model_time_us(self.pipelines[name], tokens),
             reason=reason,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trials:
+    """What of a table serves one routing class; ``note`` is added to every reason."""
+
+    points: dict[int, Point]
+    rising: list[int]
+    routing: str
+    digest: str
+    family: bool
+    note: str
+
+
+def _trials_of(evidence: Evidence, wanted: str) -> _Trials | None:
+    """Points of the wanted routing class, or of ``uniform`` with a note; None when the table has neither."""
+    table, family = evidence.table, evidence.match.fit is Fit.FAMILY
+    for routing in dict.fromkeys((wanted, UNIFORM)):
+        points = {point.tokens: point for point in table.points if point.routing == routing}
+        if points:
+            notes = [f"; no trials under {wanted}, {routing} used"] if routing != wanted else []
+            notes += [f"; measured on {table.environment.device}"] if family else []
+            return _Trials(
+                points=points,
+                rising=sorted(points),
+                routing=routing,
+                digest=table.digest,
+                family=family,
+                note="".join(notes),
+            )
+    return None
 
 
 _Choice = tuple[str, Source, str, tuple[tuple[str, float], ...]]

@@ -44,6 +44,7 @@ class WorkspacePool:
         self.plans = plans
         self.max_tokens = max_tokens
         self.device = device
+        self._has_streams = device.type == "cuda"
         self._slots: dict[int, Slot] = {}
         self._lock = threading.Lock()
 
@@ -61,7 +62,7 @@ class WorkspacePool:
 
     def slot(self) -> Slot:
         """The current stream's workspace, made on first use."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
+        stream = torch.cuda.current_stream(self.device).cuda_stream if self._has_streams else 0
         found = self._slots.get(stream)
         if found is None:
             with self._lock:

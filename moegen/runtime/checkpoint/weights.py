@@ -129,11 +129,11 @@ def _side_problems(side: Projection, experts: int, rows: int, columns: int) -> l
             continue
         if tensor.dtype is not dtype:
             problems.append(f"{field} is {tensor.dtype}, expected {dtype}")
-        if tuple(tensor.shape) != shape:
+        elif tuple(tensor.shape) != shape:
             problems.append(f"{field} has shape {tuple(tensor.shape)}, expected {shape}")
+        elif field == "scales":
+            problems += [f"scales{place} is NaN" for place in torch.nonzero((tensor & 0x7F) == 0x7F)[:8].tolist()]
         elif field in ("second", "input"):
             bad = torch.nonzero(~(tensor.isfinite() & (tensor > 0))).flatten().tolist()
-            problems += [
-                f"{field}[{expert}] is {tensor[expert].item()}, expected a positive number" for expert in bad[:8]
-            ]
+            problems += [f"{field}[{expert}] is {tensor[expert].item()}, not a positive number" for expert in bad[:8]]
     return problems
