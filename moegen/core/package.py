@@ -1,6 +1,7 @@
 """The manifest of a generated package: what serving needs to know of a spec, without the spec's own machinery."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from moegen.core.ops import Numerics, OpSpec, numerics_from_json, op_from_json
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+_INNERMOST_LIST = re.compile(r"\[[^][{}\"]*\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +100,9 @@ class Package:
 
 
 def manifest_text(package: Package) -> str:
-    """The manifest in a stable, reviewable form."""
-    return json.dumps(json.loads(canonical_json(package)), indent=1, sort_keys=True) + "\n"
+    """The manifest in a stable, reviewable form: one value a line, innermost lists on one line."""
+    text = json.dumps(json.loads(canonical_json(package)), indent=1, sort_keys=True) + "\n"
+    return _INNERMOST_LIST.sub(lambda found: re.sub(r"\n *", " ", found[0]).replace("[ ", "[").replace(" ]", "]"), text)
 
 
 def write_manifest(package: Package, directory: Path) -> Path:
