@@ -22,12 +22,17 @@ _GET_IT = 'pip install "moegen[cuda]", or install the CUDA toolkit 13.0'
 
 @dataclass(frozen=True, kw_only=True)
 class Toolkit:
-    """A usable nvcc. ``build`` is its full build string, ``version`` (major, minor), ``include`` its header folders."""
+    """A usable nvcc.
+
+    ``build`` is its full build string, ``version`` (major, minor), ``include`` its header folders, ``cccl`` the version of
+    the C++ library in them, empty when there is none.
+    """
 
     nvcc: Path
     version: Version
     build: str
     include: tuple[Path, ...]
+    cccl: str
     source: str
 
 
@@ -133,7 +138,13 @@ def _examine(nvcc: Path, root: Path, source: str) -> Toolkit:
     except ValueError as error:
         raise ToolchainMissing(f"{error}: {text.strip()[:200]!r}", str(nvcc), _GET_IT) from error
     include = tuple(folder for folder in (root / "include", root / "include" / "cccl") if folder.is_dir())
-    return Toolkit(nvcc=nvcc, version=version, build=build, include=include, source=source)
+    cccl = _cccl_version(root / "include" / "cccl" / "cuda" / "std" / "__cccl" / "version.h")
+    return Toolkit(nvcc=nvcc, version=version, build=build, include=include, cccl=cccl, source=source)
+
+
+def _cccl_version(header: Path) -> str:
+    found = re.search(r"#\s*define CCCL_VERSION (\d+)", header.read_text()) if header.is_file() else None
+    return found[1] if found else ""
 
 
 def _check_version(toolkit: Toolkit, arch: str) -> None:

@@ -50,8 +50,10 @@ class Nvcc:
 
     def identity(self) -> Identity:
         """Both compilers, linker, C library, FFI headers and fixed flags; raises ToolchainMissing."""
+        toolkit = find_toolkit(self._arch)
         return (
-            ("nvcc", find_toolkit(self._arch).build),
+            ("nvcc", toolkit.build),
+            ("cccl", toolkit.cccl),
             ("g++", find_gxx()[1]),
             ("ld", linker_version()),
             ("libc", " ".join(platform.libc_ver())),

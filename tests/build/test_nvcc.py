@@ -142,6 +142,7 @@ def test_usage_is_the_worst_of_all_kernels() -> None:
 
 def test_identity_names_both_compilers() -> None:
     identity = dict(Nvcc("sm_90a").identity())
-    assert {"nvcc", "g++", "ld", "libc", "tvm_ffi", "flags"} == set(identity)
+    assert {"nvcc", "cccl", "g++", "ld", "libc", "tvm_ffi", "flags"} == set(identity)
+    assert identity["cccl"].isdigit()
     assert "--fmad=false" in identity["flags"]
     assert not any(value.startswith("/") for value in identity.values())
