@@ -32,10 +32,14 @@ def stream_variant(op: OpSpec) -> Variant:
 
 
 class Workshop:
-    """Compiled kernels by variant. Entries take the ABI's arguments and the number of threads."""
+    """Compiled kernels by variant. Entries take the ABI's arguments and the number of threads.
 
-    def __init__(self, folder: Path) -> None:
+    ``templates``: the templates folder; the installed one by default.
+    """
+
+    def __init__(self, folder: Path, templates: Path | None = None) -> None:
         self.folder = folder
+        self.templates = templates or data_root("templates")
         self._kernels: dict[str, Kernel] = {}
 
     def kernel(self, variant: Variant) -> Kernel:
@@ -48,7 +52,7 @@ class Workshop:
         missing = {item.name: item for item in variants if item.name not in self._kernels}
         jobs, directories = [], {}
         for name, variant in missing.items():
-            rendered = render(variant, CATALOG)
+            rendered = render(variant, CATALOG, self.templates)
             directory = self.folder / rendered.source.digest[:32]
             directory.mkdir(exist_ok=True)
             source = directory / "source.cc"
@@ -60,7 +64,7 @@ class Workshop:
                     source=source,
                     symbol=rendered.source.symbol,
                     options=(*rendered.source.options, "-Wall", "-Wextra", "-Werror"),
-                    include=(data_root("templates"),),
+                    include=(self.templates,),
                 )
             )
 
