@@ -56,12 +56,12 @@ def generate(spec_path: str | Path, out_dir: str | Path, targets: Sequence[Targe
     Raises:
         SpecError: the spec is wrong; nothing was written.
         RenderError: a template failed; nothing was written.
-        MoegenError: the place is taken by something that is not a generated package.
+        MoegenError: the place is taken by something that is not a generated package, or cannot be written.
     """
     place = Path(out_dir)
     _check_place(place)
     made = _generated(Path(spec_path), targets)
-    _swap_in(made.files, place)
+    _publish(made.files, place)
     return made.package
 
 
@@ -142,24 +142,36 @@ def _check_place(place: Path) -> None:
         raise MoegenError("holds files and no manifest, so it is not ours to replace", str(place), "give another --out")
 
 
-def _swap_in(files: dict[str, bytes], place: Path) -> None:
+def _publish(files: dict[str, bytes], place: Path) -> None:
     """Writes beside ``place``, then renames: a reader sees the old package or the new, and a failure leaves the old."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     try:
-        new, old = stage / "new", stage / "old"
-        for name, data in files.items():
-            path = new / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        had_old = place.exists()
-        if had_old:
-            os.rename(place, old)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        stage = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
         try:
-            os.rename(new, place)
-        except OSError:
-            if had_old:
-                os.rename(old, place)
-            raise
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+            _write(files, stage / "new")
+            _swap(stage / "new", place, stage / "old")
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    except OSError as error:
+        fix = "check space and permissions, and that nothing else generates it"
+        raise MoegenError(f"cannot be written ({error})", str(place), fix) from error
+
+
+def _write(files: dict[str, bytes], folder: Path) -> None:
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def _swap(new: Path, place: Path, old: Path) -> None:
+    """Moves ``new`` to ``place`` and what was there to ``old``; puts it back when the second move fails."""
+    had_old = place.exists()
+    if had_old:
+        os.rename(place, old)
+    try:
+        os.rename(new, place)
+    except OSError:
+        if had_old:
+            os.rename(old, place)
+        raise

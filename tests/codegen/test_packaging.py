@@ -167,10 +167,18 @@ def test_a_failing_rename_leaves_the_old_package(tmp_path: Path, monkeypatch: py
         rename(source, destination)
 
     monkeypatch.setattr(os, "rename", fail_to_publish)
-    with pytest.raises(OSError, match="no"):
+    with pytest.raises(MoegenError, match="cannot be written"):
         generate(QUICKSTART, place, CPU)
     assert contents(place) == before
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MoegenError) as caught:
+        generate(QUICKSTART, tmp_path / "file" / "p", CPU)
+    assert str(tmp_path / "file" / "p") in str(caught.value)
+    assert "cannot be written" in str(caught.value)
 
 
 def test_a_folder_of_other_files_is_not_replaced(tmp_path: Path) -> None:
