@@ -63,6 +63,7 @@ def tune(
     from moegen.tune.freeze import freeze_tables
     from moegen.tune.planning import tune_points
     from moegen.tune.policy import SelectPolicy, measure_policy
+    from moegen.tune.rig import open_book
     from moegen.tune.session import Ending, TuneSession
     from moegen.tune.tables import write_tables
 
@@ -70,6 +71,7 @@ def tune(
     directory, manifest = load_package(package, generated)
     policy = measure_policy(target, effort, cache)
     points = tune_points(manifest, tokens or (), routing or ())
+    open_book(directory, target).built()
     with (
         open_database(database) as db,
         _worker(directory, target, policy, timeout, threads) as worker,

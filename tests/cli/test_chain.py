@@ -1,0 +1,181 @@
+"""The chain through the command line, on a layer of two pipelines: build, verify, tune, freeze, explain, report."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.calls import call, failure
+
+SPEC = """
+name: tiny
+source: made for this test
+geometry: {hidden: 80, intermediate: 48, experts: 7, top_k: 2}
+activation: {kind: swiglu}
+activations: {format: nvfp4, activation_scale: {gemm1: static, gemm2: static}}
+numerics: {pre_quant_round: bf16}
+epilogues: [compact, fused_fp4]
+targets: [cpu]
+schedules: {cpu: {rows: [4], cols: [32], k_chunk: [64], unroll: [4]}}
+tune: {tokens: [1, 5], routing: [uniform], pipelines: 2}
+"""
+
+
+class Chain:
+    """A built package, with a home of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.spec = folder / "tiny.yaml"
+        self.package = folder / "generated" / "tiny"
+
+    def json(self, *arguments: object) -> Any:
+        return json.loads(call(*arguments, "--json"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+    chain = Chain(tmp_path_factory.mktemp("chain"))
+    chain.spec.write_text(SPEC)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOEGEN_HOME", str(chain.folder / "home"))
+        patch.setenv("MOEGEN_THREADS", "1")
+        call("generate", chain.spec, "--out", chain.package)
+        built = chain.json("build", chain.package)
+        assert built["counts"] == {"built": len(built["variants"])}
+        call("tune", chain.package, "--effort", "quick")
+        yield chain
+
+
+@pytest.fixture
+def chain(made: Chain, monkeypatch: pytest.MonkeyPatch) -> Chain:
+    """The built and tuned package; the suite's private home is replaced by its own."""
+    monkeypatch.setenv("MOEGEN_HOME", str(made.folder / "home"))
+    monkeypatch.setenv("MOEGEN_THREADS", "1")
+    return made
+
+
+def test_a_second_build_finds_everything(chain: Chain) -> None:
+    assert set(chain.json("build", chain.package)["counts"]) == {"hit"}
+    assert "have artifacts for cpu" in call("cache", "why-miss", chain.package)
+
+
+def test_verify_passes_every_pipeline(chain: Chain) -> None:
+    rows = chain.json("verify", chain.package)
+    assert len(rows) == 2
+    assert {(row["exact sums"], row["stale memory"], row["verdict"]) for row in rows} == {("equal", "equal", "pass")}
+
+
+def test_tuning_again_has_nothing_to_do(chain: Chain) -> None:
+    found = chain.json("tune", chain.package, "--effort", "quick")["session"]
+    assert (found["ending"], found["explored"], found["skipped"]) == ("done", 0, 2)
+
+
+def test_a_dry_run_measures_nothing(chain: Chain) -> None:
+    before = len(chain.json("db", "ls"))
+    found = chain.json("tune", chain.package, "--effort", "quick", "--again", "--dry-run", "--tokens", "3")
+    assert found["points"] == 1
+    assert found["calls"] > 0
+    assert len(chain.json("db", "ls")) == before
+
+
+def test_trials_can_be_listed_shown_exported_and_imported(chain: Chain, tmp_path: Path) -> None:
+    trials = chain.json("db", "ls", "--package", "tiny", "--tokens", 5)
+    assert {trial["tokens"] for trial in trials} == {5}
+    assert {"final"} <= {trial["stage"] for trial in trials}
+    shown = json.loads(call("db", "show", trials[0]["trial"]))
+    assert shown["problem"]["name"] == "tiny"
+    assert shown["environment"]["target"] == "cpu"
+    pack, other = tmp_path / "tiny.jsonl", tmp_path / "other.db"
+    call("db", "export", pack, "--package", "tiny")
+    assert "new records" in call("db", "import", pack, "--db", other)
+    assert call("db", "import", pack, "--db", other).strip().endswith(" 0 new records")
+    assert call("db", "merge", other).strip().endswith(" 0 new records")
+    assert call("db", "ls", "--db", other) == call("db", "ls")
+
+
+def test_replaying_an_exported_pack_gives_the_same_table(chain: Chain, tmp_path: Path) -> None:
+    call("db", "export", tmp_path / "pack.jsonl")
+    call("db", "import", tmp_path / "pack.jsonl", "--db", tmp_path / "other.db")
+    tables = []
+    for name, database in (("ours", ()), ("theirs", ("--db", tmp_path / "other.db"))):
+        (path,) = call("db", "freeze", chain.package, "-o", tmp_path / name, *database).split()
+        tables.append(json.loads(Path(path).read_text()))
+    assert tables[0] == tables[1]
+
+
+def test_a_pin_rules_the_next_freeze(chain: Chain, tmp_path: Path) -> None:
+    manifest = json.loads((chain.package / "manifest.json").read_text())["targets"]["cpu"]
+    other = next(p["name"] for p in manifest["pipelines"] if p["name"] != manifest["default"])
+    call("db", "export", tmp_path / "pack.jsonl")
+    database = ("--db", tmp_path / "pinned.db")
+    call("db", "import", tmp_path / "pack.jsonl", *database)
+    call("db", "pin", chain.package, other, "--reason", "incident 7", "--tokens", 5, *database)
+    (path,) = call("db", "freeze", chain.package, "-o", tmp_path / "pinned", *database).split()
+    points = {point["tokens"]: point for point in json.loads(Path(path).read_text())["table"]["points"]}
+    assert (points[5]["winner"], points[5]["pinned"], points[1]["pinned"]) == (other, True, False)
+    assert "no pipeline 'nonsense'" in failure("db", "pin", chain.package, "nonsense", "--reason", "x", *database)
+
+
+def test_explain_walks_back_to_the_spec(chain: Chain) -> None:
+    exact, between, beyond = chain.json("explain", chain.package, "--tokens", 5, "--tokens", 3, "--tokens", 9)
+    assert [item["source"] for item in (exact, between, beyond)] == ["exact", "interpolated", "clamped"]
+    assert exact["trials"]
+    assert exact["spec"][0].startswith(str(chain.package / "spec.yaml") + ":")
+    assert all(Path(step["source"]).is_file() for step in exact["steps"])
+    assert "decision   exact" in call("explain", chain.package, "--tokens", 5)
+
+
+def test_the_report_is_one_self_contained_page(chain: Chain, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    found = chain.json("report", chain.package, "-o", page)
+    text = page.read_text()
+    assert found["points"] == 2
+    assert text.count("<svg") >= 4
+    assert "<script" not in text
+    assert "href=" not in text.replace("xlink:href=", "")
+    for heading in ("Latency and winners", "Accuracy", "Builds", "Decision sources", "Environment and policy"):
+        assert heading in text
+    assert "cold cache; environment" in text
+    call("report", chain.package, "-o", tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_text() == text
+
+
+def test_doctor_and_cache_see_the_store(chain: Chain) -> None:
+    findings = {item["subject"]: item for item in chain.json("doctor")}
+    assert findings["compiler for cpu"]["well"]
+    assert "trials in" in findings["database"]["found"]
+    (root,) = chain.json("cache", "stat")
+    assert root["entries"] == len(chain.json("build", chain.package)["variants"])
+    assert chain.json("cache", "verify") == {"sound": root["entries"], "damaged": []}
+    collected = chain.json("cache", "gc", "--max-mib", 0)
+    assert (collected["removed"], collected["protected"]) == ([], root["entries"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--target", "sm_90a"), "no target sm_90a"),
+        (("--tokens", "0"), "token count 0"),
+        (("--routing", "dirichlet"), "unknown routing profile"),
+        (("--budget", "soon"), "is no duration"),
+    ],
+)
+def test_bad_tuning_requests_are_refused(chain: Chain, arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in failure("tune", chain.package, *arguments)
+
+
+def test_a_package_that_is_not_built_names_the_command(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MOEGEN_HOME", str(tmp_path / "empty"))
+    for verb in (("explain", "--tokens", 1), ("verify",), ("tune",)):
+        assert f"moegen build {chain.package}" in failure(verb[0], chain.package, *verb[1:])
+
+
+def test_unknown_trials_and_packages_are_typed_errors(chain: Chain, tmp_path: Path) -> None:
+    assert "no record 'ffffffff" in failure("db", "show", "f" * 64)
+    assert "no trials of a package named nope" in failure("db", "export", tmp_path / "x", "--package", "nope")
+    assert "no such database" in failure("db", "merge", tmp_path / "none.db")
