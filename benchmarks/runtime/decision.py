@@ -2,8 +2,8 @@
 
     python benchmarks/runtime/decision.py [--json]
 
-``moegen's own part`` is a whole call whose five kernels do nothing: checks, output, decision, lock, arguments. The other
-figures run a tiny layer on compiled CPU kernels with one thread.
+``moegen's own part`` is a whole call whose five kernels do nothing: checks, output, decision, lock, arguments. The
+other figures run a tiny layer on compiled CPU kernels with one thread.
 """
 
 import argparse
