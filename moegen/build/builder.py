@@ -18,7 +18,7 @@ from moegen.core.paths import data_root
 from moegen.core.settings import Settings, read_settings
 from moegen.store.artifacts import ArtifactStore
 from moegen.store.bundles import read_bundle, write_bundle
-from moegen.store.keys import ArtifactKey
+from moegen.store.keys import ArtifactKey, Identity
 
 SOURCE_STEM = "source"
 HIT = "hit"
@@ -123,12 +123,18 @@ def build(
     return report
 
 
-def artifact_key(source: Source, toolchain: Toolchain) -> ArtifactKey:
-    """Identity of the artifact that ``toolchain`` makes of ``source``; raises ToolchainMissing."""
+def artifact_key(source: Source, toolchain: Toolchain, identity: Identity | None = None) -> ArtifactKey:
+    """Identity of the artifact that ``toolchain`` makes of ``source``.
+
+    Asking a compiler for its version costs a process, so whoever needs many keys passes ``toolchain.identity()``.
+
+    Raises:
+        ToolchainMissing: the compiler is absent or unfit.
+    """
     return ArtifactKey(
         source=source.digest,
         closure=source.closure,
-        toolchain=toolchain.identity(),
+        toolchain=toolchain.identity() if identity is None else identity,
         arch=toolchain.arch,
         options=source.options,
         symbol=source.symbol,
@@ -155,7 +161,11 @@ class _TargetBuild:
         self._store = store
         self._progress = progress
         self._sources = package.targets[target].sources
-        self._keys = {item.variant: artifact_key(item, compilers[_suffix(item)]) for item in self._sources}
+        identities = {suffix: compiler.identity() for suffix, compiler in compilers.items()}
+        self._keys = {
+            item.variant: artifact_key(item, compilers[_suffix(item)], identities[_suffix(item)])
+            for item in self._sources
+        }
         self._templates = data_root("templates").resolve()
         self._reports: dict[str, VariantReport] = {}
         self.arch = next(iter(compilers.values())).arch

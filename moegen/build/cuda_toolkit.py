@@ -24,8 +24,8 @@ _GET_IT = 'pip install "moegen[cuda]", or install the CUDA toolkit 13.0'
 class Toolkit:
     """A usable nvcc.
 
-    ``build`` is its full build string, ``version`` (major, minor), ``include`` its header folders, ``cccl`` the version of
-    the C++ library in them, empty when there is none.
+    ``build`` is its full build string, ``version`` (major, minor), ``include`` its header folders, ``cccl`` the version
+    of the C++ library in them, empty when there is none.
     """
 
     nvcc: Path
