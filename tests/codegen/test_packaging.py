@@ -134,11 +134,11 @@ def test_bad_input_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_refused_schedule_is_placed_on_its_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
-    bad.write_text(QUICKSTART.read_text().replace("{rows: [1, 4, 16]}", "{rows: [1, 4, 16], colums: [32]}"))
-    line = next(number for number, text in enumerate(bad.read_text().splitlines(), 1) if "colums" in text)
+    bad.write_text(QUICKSTART.read_text().replace("{rows: [1, 4, 16]}", "{rows: [1, 4, 16], columns: [32]}"))
+    line = next(number for number, text in enumerate(bad.read_text().splitlines(), 1) if "columns" in text)
     with pytest.raises(SpecError) as caught:
         generate(bad, tmp_path / "p")
-    assert str(caught.value).startswith(f"{bad}:{line}: schedules.cpu: unknown schedule field 'colums'")
+    assert str(caught.value).startswith(f"{bad}:{line}: schedules.cpu: unknown schedule field 'columns'")
 
 
 def test_a_failing_template_leaves_the_old_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def test_an_explicit_choice_is_obeyed() -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"colums": [32]}, "unknown schedule field 'colums'"),
+        ({"columns": [32]}, "unknown schedule field 'columns'"),
         ({"cols": [True]}, "True is no int"),
         ({"tile": [{"depth": 3}]}, "unknown schedule field 'depth'"),
         ({"tile": [3]}, "3 is no tile"),

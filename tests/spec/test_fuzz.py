@@ -19,7 +19,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = st.sampled_from([*LayerSpec.model_fields, "hiden"])
+KEYS = st.sampled_from([*LayerSpec.model_fields, "hidden_size"])
 
 
 def outcome(path: Path) -> LayerSpec | None:

@@ -87,8 +87,8 @@ def test_yaml_and_toml_of_one_spec_are_one_spec(tmp_path: Path) -> None:
     [
         (
             "hidden: 256",
-            "hidden: 256, hiden: 256",
-            "spec.yaml:3: geometry.hiden: unknown key. To fix: did you mean hidden?",
+            "hidden: 256, hidden_size: 256",
+            "spec.yaml:3: geometry.hidden_size: unknown key. To fix: did you mean hidden?",
         ),
         ("hidden: 256, ", "", "spec.yaml:3: geometry.hidden: missing. To fix: add it"),
         ("hidden: 256", "hidden: 250", "spec.yaml:3: geometry.hidden: 250 is not a multiple of 16"),
