@@ -61,7 +61,7 @@ class Case:
     """One layer and one batch. No two of H, I, 2I, E and T·k are equal.
 
     ``routing``: ``mixed`` (ids -1, below and past this rank's experts, and an expert without rows), ``hot`` (all on the
-    last expert), ``none`` (no valid slot).
+    last expert), ``none`` (no valid slot), ``uniform`` (each token takes k different experts of this rank).
     """
 
     hidden: int = 80
@@ -153,6 +153,9 @@ def topk_ids(case: Case) -> Tensor:
         return torch.full((case.tokens, case.top_k), -1)
     if case.routing == "hot":
         return torch.full((case.tokens, case.top_k), case.first_expert + case.experts - 1)
+    if case.routing == "uniform":
+        drawn = torch.rand(case.tokens, case.experts, generator=generator(case, 1))
+        return drawn.argsort(dim=1)[:, : case.top_k] + case.first_expert
     choices = [case.first_expert + expert for expert in range(case.experts) if case.experts == 1 or expert != 1]
     choices += [-1, case.first_expert - 1, case.first_expert + case.experts, 2**40]
     picks = torch.randint(0, len(choices), (case.tokens, case.top_k), generator=generator(case, 1))
