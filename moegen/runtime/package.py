@@ -1,5 +1,6 @@
 """A generated package, loaded: its manifest, its built kernels, and the layers made of it."""
 
+import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from moegen.core.paths import data_root
 from moegen.core.runner import Runner
 from moegen.core.settings import read_settings
 from moegen.runtime.bank import Bank, pack_bank, static_sides
+from moegen.runtime.calibration import with_calibrated_inputs
 from moegen.runtime.checkpoint import Checkpoint, ExpertWeights
 from moegen.runtime.checkpoint.weights import check_weights
 from moegen.runtime.choice import Choice, candidates
@@ -108,6 +110,7 @@ class LoadedPackage:
     max_tokens: int
     choice: Choice
     _pools: dict[torch.device, WorkspacePool] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.book = KernelBook(
@@ -154,7 +157,7 @@ class LoadedPackage:
         return self.from_tensors(weights, device=device)
 
     def from_tensors(self, weights: ExpertWeights, *, device: torch.device | str | None = None) -> MoELayer:
-        """Makes a layer of weights in canonical form.
+        """Makes a layer of weights in canonical form, and the current stream's workspace if there is none yet.
 
         Raises:
             CheckpointError: they do not fit the package's geometry, or static scales or biases are missing.
@@ -165,16 +168,40 @@ class LoadedPackage:
                 f"{place} for kernels of {self.target.value}", "device", f"use a {self.runner.device_type} device"
             )
         bank = self._pack(weights, place)
+        pool = self._pool(bank.device)
+        pool.slot()  # memory that does not fit is an error now, not at the first call
         engine = Engine(
             book=self.book,
             pipelines=self.pipelines,
             decider=self.decider,
             bank=bank,
-            pool=self._pool(bank.device),
+            pool=pool,
             first_expert=weights.first_expert,
             held=weights.experts,
         )
         return MoELayer(self, engine)
+
+    def calibrate(
+        self,
+        weights: ExpertWeights,
+        x: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor,
+        *,
+        headroom: float = 1.0,
+    ) -> ExpertWeights:
+        """Fills in static activation scales from sample tokens, for weights whose checkpoint has none.
+
+        Args:
+            weights: canonical weights, on the CPU.
+            x, topk_ids, topk_weights: sample tokens as the layer would get them, on the CPU.
+            headroom: factor on every magnitude that the samples show.
+
+        Raises:
+            TensorError: no sample reached any of these experts.
+        """
+        numerics = next(iter(self.pipelines.values())).numerics
+        return with_calibrated_inputs(weights, self.op, numerics, x, topk_ids, topk_weights, headroom=headroom)
 
     def read(
         self, path: str | Path | Checkpoint, layer: int, first_expert: int = 0, experts: int | None = None
@@ -232,9 +259,10 @@ class LoadedPackage:
         return pack_bank(weights, self.pipelines.values(), device)
 
     def _pool(self, device: torch.device) -> WorkspacePool:
-        if device not in self._pools:
-            self._pools[device] = WorkspacePool(self._plans, self.max_tokens, device)
-        return self._pools[device]
+        with self._lock:
+            if device not in self._pools:
+                self._pools[device] = WorkspacePool(self._plans, self.max_tokens, device)
+            return self._pools[device]
 
     def _device(self) -> torch.device:
         if self.runner.device_type == "cuda":

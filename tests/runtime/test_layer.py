@@ -8,9 +8,12 @@ import torch
 from runtime.packages import TestPackage, make_inputs, reference_output, reference_package, spec_with
 from runtime.writers import random_weights
 
-from moegen.core.enums import CombineMode, Epilogue
+from moegen.core.enums import ActivationKind, CombineMode, Epilogue
 from moegen.core.errors import CheckpointError, MoegenError, NotBuilt, StoreError, TensorError
+from moegen.core.ops import Activation
+from moegen.numerics.reference.layer import layer_reference
 from moegen.runtime import ExpertWeights, FusedMatrix, MoELayer, experts_per_rank, fused_experts, prepare_experts
+from moegen.runtime.calibration import layer_weights
 from moegen.store.artifacts import ArtifactStore
 
 TOKENS = 11
@@ -301,3 +304,28 @@ def test_explain_walks_back_to_the_spec(layer: MoELayer) -> None:
 
 def test_print_of_a_model_shows_the_layer(layer: MoELayer) -> None:
     assert "tiny, cpu, experts 0 … 6, hidden 64, top_k 3" in repr(layer)
+
+
+def test_calibrated_scales_serve_a_checkpoint_without_any(tiny: TestPackage, weights: ExpertWeights) -> None:
+    """Scales from samples: gemm1's maps the samples' amax to 2688, and the layer stays close to W4A16."""
+    loaded = tiny.load()
+    bare = ExpertWeights(
+        gate=None if weights.gate is None else replace(weights.gate, input=None),
+        up=replace(weights.up, input=None),
+        down=replace(weights.down, input=None),
+    )
+    with pytest.raises(CheckpointError, match="static activation scale"):
+        loaded.from_tensors(bare)
+    x, ids, router = make_inputs(loaded.from_tensors(weights), 40)
+    ids[ids == 6] = 0
+    filled = loaded.calibrate(bare, x, ids, router, headroom=2.0)
+    assert filled.up.input is not None
+    assert filled.down.input is not None
+    assert filled.up.input.tolist() == pytest.approx([2.0 * x.float().abs().max().item() / 2688] * 7, rel=1e-6)
+    assert filled.down.input[6] == filled.down.input[:6].max(), "no sample reached expert 6"
+    layer = loaded.from_tensors(filled)
+    expected = layer_reference(x, ids, router, layer_weights(filled), Activation(kind=ActivationKind.SWIGLU))
+    got = layer(x, ids, router).float()
+    assert torch.nn.functional.cosine_similarity(got.flatten(), expected.flatten().float(), dim=0) > 0.97
+    with pytest.raises(TensorError, match="no sample reached any expert"):
+        loaded.calibrate(bare, x, torch.full_like(ids, -1), router)
