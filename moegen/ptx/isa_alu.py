@@ -114,7 +114,7 @@ def _divide(e: Emit) -> Lowered:
 def _abs_neg(e: Emit) -> Lowered:
     kind = e.type()
     if e.mods[0] == "neg":
-        return _elementwise(e, "~{0} + U%d.type(1)" % kind.nbytes, TYPES[f"u{kind.bits}"], 1)
+        return _elementwise(e, f"~{{0}} + U{kind.nbytes}.type(1)", TYPES[f"u{kind.bits}"], 1)
     return _elementwise(e, "abs({0})", kind, 1)
 
 
@@ -140,7 +140,7 @@ def _logic(e: Emit) -> Lowered:
 
 @instruction("cnot.{b16,b32,b64}")
 def _cnot(e: Emit) -> Lowered:
-    return _elementwise(e, "({0} == 0).astype(U%d)" % e.type().nbytes, e.type(), 1)
+    return _elementwise(e, f"({{0}} == 0).astype(U{e.type().nbytes})", e.type(), 1)
 
 
 @instruction("shl.{b16,b32,b64}", "shr.{b16,u16,s16,b32,u32,s32,b64,u64,s64}")

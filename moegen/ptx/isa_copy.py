@@ -8,7 +8,6 @@ from moegen.ptx import groups
 from moegen.ptx.asyncs import Operation
 from moegen.ptx.dtypes import ALL, LANES, TYPES, Mask
 from moegen.ptx.emit import Effect, Emit, Lowered, Pure
-from moegen.ptx.formats import bf16_to_f32, f32_to_bf16
 from moegen.ptx.isa_atomic import combine
 from moegen.ptx.isa_mbarrier import lanes_by_address
 from moegen.ptx.isa_memory import raise_fault, shared_groups
@@ -17,7 +16,7 @@ from moegen.ptx.mbarrier import Mbarrier
 from moegen.ptx.memory import MemoryFault, low_part
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane
+from moegen.ptx.state import Cta
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -187,11 +186,16 @@ def _cp_mbarrier(e: Emit) -> Lowered:
                 barrier.pending += count
             ticket = machine.races.issue(w, "cp.async", advance=False) if machine.races is not None else None
 
-            def arrive(barrier: Mbarrier = barrier, count: int = count, cta: Cta = cta, offset: int = offset) -> None:
+            def arrive(
+                at: tuple[Cta, int] = (cta, offset),
+                barrier: Mbarrier = barrier,
+                count: int = count,
+                ticket: Any = ticket,
+            ) -> None:
                 if ticket is not None:
-                    ticket.arrive(cta, offset, barrier)
+                    ticket.arrive(*at, barrier)
                 if not barrier.arrive(count):
-                    site.fault(Check.MBARRIER, f"{count} arrivals, {barrier.pending} expected", offset)
+                    site.fault(Check.MBARRIER, f"{count} arrivals, {barrier.pending} expected", at[1])
                 machine.events += 1
 
             machine.engine.submit(("cp.async", w), Operation(arrive))
@@ -282,38 +286,33 @@ def _bulk_to_cluster(e: Emit) -> Lowered:
     dst, src, size, bar = e.place(), e.place(), e.src("u32"), e.place()
 
     def run(w: "Warp", m: Mask) -> None:
-        machine = w.cta.machine
         for lane in np.flatnonzero(m).tolist():
-            site = Site(w)
-            amount = int(w.R[size][lane])
             places = [int(low_part(np.uint64(p.lane(w, lane)))) for p in (dst, src, bar)]
-            _check_bulk(site, amount, *places[:2])
-            try:
-                to, from_, home = (w.cta.resolve(a) for a in places)
-                poison(*to, amount)
-            except MemoryFault as fault:
-                raise_fault(w, fault)
-                return
-            ticket = machine.races.issue(w, "tma") if machine.races is not None else None
-
-            def copy(
-                to: Any = to,
-                from_: Any = from_,
-                home: Any = home,
-                amount: int = amount,
-                site: Site = site,
-                ticket: Any = ticket,
-            ) -> None:
-                to[0].shared.bytes(to[1], amount)[:] = from_[0].shared.bytes(from_[1], amount)
-                if ticket is not None:
-                    ticket.at_barrier(*home)
-                    ticket.read_range(from_[0], from_[1], amount, Check.PROXY_FENCE)
-                    ticket.write_range(to[0], to[1], amount)
-                deliver(*home, amount, site, ticket)
-
-            machine.engine.submit(("bulk", machine.next_serial()), Operation(copy))
+            _one_bulk_to_cluster(w, places, int(w.R[size][lane]))
 
     return e.effect(run)
+
+
+def _one_bulk_to_cluster(w: "Warp", places: list[int], amount: int) -> None:
+    machine, site = w.cta.machine, Site(w)
+    _check_bulk(site, amount, *places[:2])
+    try:
+        (to, to_offset), (source, from_offset), (home, bar_offset) = (w.cta.resolve(a) for a in places)
+        poison(to, to_offset, amount)
+    except MemoryFault as fault:
+        raise_fault(w, fault)
+        return
+    ticket = machine.races.issue(w, "tma") if machine.races is not None else None
+
+    def copy() -> None:
+        to.shared.bytes(to_offset, amount)[:] = source.shared.bytes(from_offset, amount)
+        if ticket is not None:
+            ticket.at_barrier(home, bar_offset)
+            ticket.read_range(source, from_offset, amount, Check.PROXY_FENCE)
+            ticket.write_range(to, to_offset, amount)
+        deliver(home, bar_offset, amount, site, ticket)
+
+    machine.engine.submit(("bulk", machine.next_serial()), Operation(copy))
 
 
 def submit_store(w: "Warp", read: Any, write: Any, ticket: Any) -> None:
@@ -364,7 +363,7 @@ def _bulk_store(e: Emit) -> Lowered:
     reduce = e.mods[1] == "reduce"
     kind = TYPES[e.mods[-1]] if reduce else None
     name = next((m for m in e.mods if m in {"add", "min", "max", "inc", "dec", "and", "or", "xor"}), "")
-    op = combine(name, kind) if kind is not None else None
+    op: Any = combine(name, kind) if kind is not None else None
 
     def run(w: "Warp", m: Mask) -> None:
         machine = w.cta.machine
@@ -423,16 +422,3 @@ def _bulk_prefetch(e: Emit) -> Lowered:
         e.src("b64")
     e.done()
     return Pure([])
-
-
-__all__ = [
-    "POISON",
-    "Site",
-    "bf16_to_f32",
-    "bulk_load_targets",
-    "deliver",
-    "f32_to_bf16",
-    "first_lane",
-    "poison",
-    "submit_store",
-]

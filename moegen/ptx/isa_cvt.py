@@ -19,7 +19,19 @@ _F8 = np.dtype("f8")
 # -- integers ----------------------------------------------------------------------------------------------------
 
 
-@instruction(f"cvt{{,.sat}}.{_INT8}.{_INT8}")
+def _covers(to: str, source: str) -> bool:
+    """Whether every value of an integer type fits another one; then .sat is not allowed."""
+    wide, narrow = int(to[1:]), int(source[1:])
+    if source[0] == "u":
+        return wide > narrow or (wide == narrow and to[0] == "u")
+    return to[0] == "s" and wide >= narrow
+
+
+_NAMES = _INT8[1:-1].split(",")
+_SATURATING = [f"cvt.sat.{to}.{source}" for to in _NAMES for source in _NAMES if not _covers(to, source)]
+
+
+@instruction(f"cvt.{_INT8}.{_INT8}", *_SATURATING)
 def _int_to_int(e: Emit) -> Lowered:
     to, source = e.type(-2), e.type(-1)
     dst, a = e.dst(to, loose=True), e.src(source, loose=True)

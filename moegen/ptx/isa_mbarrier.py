@@ -181,7 +181,7 @@ def _wait(e: Emit) -> Lowered:
     def run(w: "Warp", m: Mask) -> int | None:
         machine = w.cta.machine
         groups = lanes_by_address(w, place, m)
-        address, lanes = groups[0]
+        address = groups[0][0]
         _, barrier = barrier_at(w, address, "shared::cta")
         tokens = w.R[token]
         uniform = len(groups) == 1 and bool(((tokens == tokens[first_lane(m)]) | ~m).all())

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moegen.ptx.dtypes import ALL, LANES, TYPES, Mask, PtxType
+from moegen.ptx.dtypes import ALL, LANES, Mask, PtxType
 from moegen.ptx.emit import Emit, Lowered, Place, Pure
 from moegen.ptx.memory import (
     RANK_SHIFT,
@@ -336,6 +336,3 @@ def _cache_hint(e: Emit) -> Lowered:
         raise e.fail("the size must be 128")
     e.done()
     return Pure([])
-
-
-__all__ = ["TYPES", "load", "load_shared", "raise_fault", "shared_groups", "space_of", "store", "store_shared", "widen"]

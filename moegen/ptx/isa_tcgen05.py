@@ -49,11 +49,14 @@ def pipe_key(w: "Warp", two: bool) -> tuple[Any, ...]:
 @instruction("tcgen05.alloc.cta_group::{1,2}.sync.aligned{,.shared::cta}.b32")
 def _alloc(e: Emit) -> Lowered:
     place, count = e.place(), e.src("u32")
+    two = e.has("cta_group::2")
 
     def run(w: "Warp", m: Mask) -> int | None:
         converged(w, m, "tcgen05.alloc")
         columns = int(w.R[count][0])
         tmem = w.cta.tmem
+        if two and not _peer_allocates(w):
+            return BLOCK
         try:
             start = tmem.allocate(columns)
             if start is None:
@@ -71,6 +74,22 @@ def _alloc(e: Emit) -> Lowered:
         return None
 
     return e.effect(run)
+
+
+def _peer_allocates(w: "Warp") -> bool:
+    """An allocation of a CTA pair is made by both: each waits until the other has come to it."""
+    tmem = w.cta.tmem
+    number = w.scratch.get("tmem request")
+    if number is None:
+        tmem.requests += 1
+        number = w.scratch["tmem request"] = tmem.requests
+        w.cta.machine.events += 1
+    peer = next(cta.tmem for cta in pair_of(w, True) if cta is not w.cta)
+    if peer.requests < number:
+        w.wait = lambda: peer.requests >= number
+        return False
+    del w.scratch["tmem request"]
+    return True
 
 
 @instruction("tcgen05.dealloc.cta_group::{1,2}.sync.aligned.b32")

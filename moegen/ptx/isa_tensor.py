@@ -11,7 +11,7 @@ from moegen.ptx.dtypes import TYPES, Mask
 from moegen.ptx.emit import Emit, Lowered, Place, Pure
 from moegen.ptx.isa_atomic import combine
 from moegen.ptx.isa_copy import Site, bulk_load_targets, deliver, poison, submit_store
-from moegen.ptx.isa_memory import load, raise_fault, store
+from moegen.ptx.isa_memory import raise_fault
 from moegen.ptx.memory import MemoryFault, low_part
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
@@ -400,6 +400,3 @@ def _map_fence(e: Emit) -> Lowered:
             raise_fault(w, fault)
 
     return e.effect(run)
-
-
-__all__ = ["chunk_index", "gather_box", "generic_bytes", "load", "read_map", "replace_field", "scatter_box", "store"]

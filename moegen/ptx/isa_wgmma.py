@@ -197,7 +197,7 @@ def _wgmma(e: Emit) -> Lowered:
         if job.ticket is not None:
             part.batch.serial = job.ticket.clock_value
         if len(job.parts) == 4:
-            if machine.races is not None:
+            if machine.races is not None and job.ticket is not None:
                 machine.races.refresh(job.ticket, w)
             cta = w.cta
             machine.engine.submit(job.key, Operation(lambda: compute(job, cta), tensor=True))

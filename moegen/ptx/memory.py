@@ -64,7 +64,7 @@ class Block:
         self.readonly = False
         if data is None:
             span = base - self.origin + size
-            data = np.frombuffer((ctypes.c_uint8 * span).from_address(self.origin), np.uint8)
+            data = np.frombuffer(memoryview((ctypes.c_uint8 * span).from_address(self.origin)), np.uint8)
         self.data = data
         self.views: dict[int, Any] = {}
         for width, dtype in _ELEMENT.items():
@@ -139,7 +139,10 @@ class GlobalMemory:
             if block.size:
                 break
             at -= 1
-        near = f"; the nearest allocation below is {block.name} [{block.base:#x}, +{block.size}]" if at >= 0 else ""
+        near = ""
+        if at >= 0:
+            below = self.blocks[at]
+            near = f"; the nearest allocation below is {below.name} [{below.base:#x}, +{below.size}]"
         raise MemoryFault("out-of-bounds", f"global address {address:#x} (+{count}) is in no allocation{near}", address)
 
     def bytes(self, address: int, count: int) -> Any:
@@ -169,6 +172,11 @@ def _fill_inactive(addresses: Any, mask: Mask) -> Any:
     return np.where(mask, addresses, addresses[mask.argmax()])
 
 
+def _inside(block: Block, addresses: Any, width: int) -> bool:
+    """Whether accesses lie in a block whose views are not cut to its bounds."""
+    return int(addresses.min()) >= block.base and int(addresses.max()) + width <= block.base + block.size
+
+
 def gather_block(block: Block, addresses: Any, width: int, mask: Mask) -> Any:
     """Elements of ``width`` bytes at u64 addresses inside one block; inactive lanes read an active lane's.
 
@@ -178,9 +186,8 @@ def gather_block(block: Block, addresses: Any, width: int, mask: Mask) -> Any:
     if mask is not ALL:
         addresses = _fill_inactive(addresses, mask)
     offset = addresses - np.uint64(block.origin)
-    if width == 1 or block.base != block.origin:
-        if int(offset.max()) + width > block.size + block.base - block.origin or int(addresses.min()) < block.base:
-            raise IndexError
+    if (width == 1 or block.base != block.origin) and not _inside(block, addresses, width):
+        raise IndexError
     return block.views[width].take((offset >> np.uint64(_SHIFT[width])).view(np.int64))
 
 
@@ -193,9 +200,8 @@ def scatter_block(block: Block, addresses: Any, width: int, mask: Mask, values: 
     if mask is not ALL:
         addresses, values = addresses[mask], values[mask]
     offset = addresses - np.uint64(block.origin)
-    if width == 1 or block.base != block.origin:
-        if int(offset.max()) + width > block.size + block.base - block.origin or int(addresses.min()) < block.base:
-            raise IndexError
+    if (width == 1 or block.base != block.origin) and not _inside(block, addresses, width):
+        raise IndexError
     block.views[width][(offset >> np.uint64(_SHIFT[width])).view(np.int64)] = values
 
 

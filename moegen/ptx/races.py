@@ -6,7 +6,6 @@ initialisations. Every logical thread knows, as a vector of clocks, what happene
 earlier one to the same granule, one of both a write, is not in that vector.
 """
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,7 +55,7 @@ class ClusterClocks:
         self.kinds = np.zeros(self.size, np.int8)
         self.names = [""] * self.size
         self.count = 1
-        self.ids: dict[Hashable, int] = {}
+        self.ids: dict[tuple[int, Any], int] = {}
         self.serials = np.zeros(self.size, np.int32)
         self.warps: dict[Warp, Any] = {}
         self.fenced = np.zeros(self.size, np.int32)

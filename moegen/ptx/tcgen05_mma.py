@@ -298,9 +298,9 @@ def _mma_dense(e: Emit) -> Lowered:
         except DescriptorError as error:
             w.cta.machine.fault(w, Check.DESCRIPTOR, error.what)
             return
-        if shape.m != (256 if two else 128) or not 16 <= shape.n <= 256 or shape.n % 16:
-            if not (shape.m == 128 and not two and shape.n % 8 == 0 and shape.n):
-                w.cta.machine.fault(w, Check.DESCRIPTOR, f"tcgen05.mma of M {shape.m}, N {shape.n} is not implemented")
+        step = 16 if two else 8
+        if shape.m != (256 if two else 128) or not step <= shape.n <= 256 or shape.n % step:
+            w.cta.machine.fault(w, Check.DESCRIPTOR, f"tcgen05.mma of M {shape.m}, N {shape.n} is not implemented")
         if any(int(w.R[s][lane]) for s in lanes_off):
             w.cta.machine.fault(w, Check.DESCRIPTOR, "disabled output lanes are not implemented")
         item = _Dense(

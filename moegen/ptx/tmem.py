@@ -20,6 +20,7 @@ class TensorMemory:
     Attributes:
         owner: per column, start of the allocation it belongs to, or -1.
         permit: whether this CTA may still allocate.
+        requests: allocations for a CTA pair that this CTA has begun.
     """
 
     def __init__(self, cta: "Cta") -> None:
@@ -28,6 +29,7 @@ class TensorMemory:
         self.owner = np.full(TMEM_COLUMNS, -1, np.int16)
         self.sizes: dict[int, int] = {}
         self.permit = True
+        self.requests = 0
 
     @property
     def data(self) -> np.ndarray:
