@@ -69,11 +69,11 @@ MULTIPLY_NS: Mapping[tuple[int, int], float] = {
 """One multiply-add, by rows and weight rows held in registers."""
 LANE_SUM_NS = 2.1
 """Adding up eight lanes of one sum, once a chunk."""
-EPILOGUE_NS = 1.0
+EPILOGUE_NS = 0.3
 """Everything after the sums, per weight row, in the modes that store the token dtype."""
-FUSED_NS = 1.5
+FUSED_NS = 1.3
 """The same when the epilogue quantises."""
-QUANTIZE_NS = 1.0
+QUANTIZE_NS = 2.0
 """One value of a stand-alone quantiser."""
 STACK_BYTES = 512 << 10
 """Most a task may keep on its thread's stack; OpenMP threads have a few MiB."""
