@@ -10,7 +10,7 @@ from kernels.harness import Workshop, gemm_variant, stream_variant
 
 from moegen.codegen.catalogs.cpu import CATALOG
 from moegen.codegen.render import render
-from moegen.core.enums import CombineMode, Contract, Epilogue, OpKind
+from moegen.core.enums import ActivationMath, CombineMode, Contract, Epilogue, OpKind
 from moegen.core.ops import Numerics
 from moegen.core.paths import data_root
 
@@ -65,6 +65,15 @@ def test_one_activation_and_one_epilogue_are_left(activation: str) -> None:
     kinds = [word for word in ("Swiglu", "Situ", "GegluTanh", "Relu2", "Silu") if f"moegen::{word}" in text]
     assert len(kinds) == 1
     assert ("CodeSink" in text, "h_pair" in text) == (False, False)
+
+
+def test_fast_math_is_a_label_on_a_cpu() -> None:
+    """docs/cpu.md: the class is kept apart by its name, the code is that of the exact class."""
+    fast = Case(numerics=Numerics(activation_math=ActivationMath.FAST)).ops()[OpKind.GEMM1]
+    exact = Case().ops()[OpKind.GEMM1]
+    first, second = (render(gemm_variant(op), CATALOG).text.split("\n", 1) for op in (fast, exact))
+    assert first[0] != second[0]
+    assert first[1] == second[1]
 
 
 def test_objects_link_neither_torch_nor_python(workshop: Workshop) -> None:
