@@ -69,6 +69,20 @@ def test_fr_17_a_swizzled_tensor_is_not_swizzled_again():
         swizzled.pack(SWIZZLE_128X4)
 
 
+def test_fr_17_literal_offsets():
+    scales = distinct(256, 8)
+    packed = SWIZZLE_128X4.pack(scales).flatten()
+    for (row, column), offset in {
+        (0, 4): 512,
+        (1, 0): 16,
+        (32, 0): 4,
+        (33, 5): 533,
+        (127, 7): 1023,
+        (128, 0): 1024,
+    }.items():
+        assert packed[offset] == scales[row, column]
+
+
 def swiglu_of(gate: float, up: float, alphas: tuple[float, float] = (1.0, 1.0)) -> float:
     """One expert's first activated value for x = (1, 0, …), through the public pack and back."""
     halves = (constant_projection(gate, 1, 16, 32), constant_projection(up, 1, 16, 32))

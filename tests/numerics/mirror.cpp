@@ -1,5 +1,6 @@
 // The device headers behind a C interface, for comparison with moegen.numerics.
 #include <cstddef>
+#include <cstring>
 
 #ifdef MOEGEN_CUDA
 #include "cuda_on_host.h"
@@ -13,6 +14,21 @@
 
 using namespace moegen;
 using std::size_t;
+
+// One block of 16 values through a target's own function.
+template <class Contract>
+std::uint8_t quantize_sixteen(const Contract& contract, const float* x, std::uint8_t* codes) {
+#ifdef MOEGEN_CUDA
+  float values[16];
+  std::memcpy(values, x, sizeof values);
+  uint2 packed;
+  const std::uint8_t scale = quantize_block(contract, values, packed);
+  std::memcpy(codes, &packed, sizeof packed);
+  return scale;
+#else
+  return quantize_block(contract, x, codes);
+#endif
+}
 
 #define UNARY(name, expression)                                                              \
   extern "C" void name(const float* __restrict x, float* __restrict y, size_t n) {           \
@@ -33,7 +49,7 @@ using std::size_t;
   extern "C" void quantize_##name(const float* x, const float* pair, unsigned char* codes,   \
                                   unsigned char* scales, size_t blocks) {                    \
     const type contract(ScalePair{pair[0], pair[1]});                                        \
-    for (size_t b = 0; b < blocks; ++b) scales[b] = quantize_block(contract, x + 16 * b, codes + 8 * b); \
+    for (size_t b = 0; b < blocks; ++b) scales[b] = quantize_sixteen(contract, x + 16 * b, codes + 8 * b); \
   }                                                                                          \
   extern "C" void pair_##name(const float* amax, float* pairs, size_t n) {                   \
     for (size_t i = 0; i < n; ++i) {                                                         \

@@ -50,19 +50,20 @@ def test_fma_where_an_fp64_sum_rounded_to_nearest_gives_the_wrong_float():
     assert elementary.fma(x, y, 1.0).item() == 1.0 + 2.0**-23
 
 
-def test_exp_error_is_below_one_ulp():
+def test_exp_error_is_as_documented():
     x = torch.cat((uniform(-103, 88.7, 1 << 18), ALL_BF16[ALL_BF16.isfinite()]))
-    assert ulp_error(elementary.exp(x), x.double().exp()) < 1.0
+    assert ulp_error(elementary.exp(x), x.double().exp()) <= 0.90
 
 
-def test_tanh_error_is_below_two_ulp():
+def test_tanh_error_is_as_documented():
     x = torch.cat((uniform(-10, 10, 1 << 18), uniform(-0.6, 0.6, 1 << 17), ALL_BF16[ALL_BF16.isfinite()]))
-    assert ulp_error(elementary.tanh(x), x.double().tanh()) < 2.0
+    assert ulp_error(elementary.tanh(x), x.double().tanh()) <= 1.51
 
 
-def test_silu_error_is_below_two_and_a_half_ulp_above_minus_87():
+def test_silu_and_sigmoid_errors_are_as_documented_above_minus_87():
     x = torch.cat((uniform(-87, 100, 1 << 18), uniform(-2, 2, 1 << 16)))
-    assert ulp_error(elementary.silu(x), x.double() * torch.sigmoid(x.double())) < 2.5
+    assert ulp_error(elementary.silu(x), x.double() * torch.sigmoid(x.double())) <= 2.40
+    assert ulp_error(elementary.sigmoid(x), torch.sigmoid(x.double())) <= 2.49
 
 
 def test_exp_edges():
