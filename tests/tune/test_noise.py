@@ -22,8 +22,8 @@ def tune_once(seed: int) -> tuple[dict, dict]:
     policy, results, fastest = SelectPolicy(), [], {}
     for tokens, true_us in POINTS.items():
 
-        def sample(name: str, calls: int, true_us: dict[str, float] = true_us) -> list[float]:
-            return [true_us[name] * generator.lognormvariate(0, NOISE) for _ in range(calls)]
+        def sample(candidate: str, calls: int, true_us: dict[str, float] = true_us) -> list[float]:
+            return [true_us[candidate] * generator.lognormvariate(0, NOISE) for _ in range(calls)]
 
         measured = [m for m in race(list(true_us), sample, POLICY, pinned={"default"}) if m.timing]
         finals = {m.candidate: m.timing for m in measured if m.timing and m.stage is Stage.FINAL}

@@ -42,9 +42,8 @@ def tune(database: TrialDatabase) -> Iterator[Tune]:
         points: list[TunePoint] | None = None,
         **options: Any,
     ) -> SessionReport:
-        worker = Worker(
-            "tests.tune.fakes:make_fake", {"times_us": times_us, "behaviours": behaviours or {}}, timeout_s=3.0
-        )
+        fakes: dict[str, Any] = {"times_us": times_us, "behaviours": behaviours or {}}
+        worker = Worker("tests.tune.fakes:make_fake", fakes, timeout_s=3.0)
         workers.append(worker)
         session = TuneSession(package, Target.CPU, worker, database, POLICY, **options)
         return session.run(points or tune_points(package))
