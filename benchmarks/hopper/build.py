@@ -21,7 +21,7 @@ def wanted(shapes: list[str]) -> dict[str, Variant]:
     """Distinct variants by folder name."""
     found: dict[str, Variant] = {}
     for shape in shapes:
-        for tokens in BY_TOKENS:
+        for tokens in BY_TOKENS[shape]:
             for config in configs(shape, tokens):
                 for variant in w4a16_ops(SHAPES[shape], config).values():
                     found[variant.digest[:24]] = variant

@@ -37,10 +37,10 @@ class Geometry:
 class Config:
     """Schedules of one pipeline: ladders of both gemms, and whether gemm1 gathers its rows itself."""
 
-    gemm1: tuple[str, int, int]
-    gemm2: tuple[str, int, int]
+    gemm1: tuple[str, int, int, int]
+    gemm2: tuple[str, int, int, int]
     gather: bool = False
-    route_threads: int = 1024
+    route: tuple[int, int] = (1024, 1)
 
 
 def w4a16_ops(geometry: Geometry, config: Config) -> dict[OpKind, Variant]:
@@ -85,15 +85,15 @@ def w4a16_ops(geometry: Geometry, config: Config) -> dict[OpKind, Variant]:
         numerics=Numerics(),
     )
 
-    def ladder(op: OpSpec, schedule: tuple[str, int, int]) -> Variant:
-        made = LADDER.make(ladder=schedule[0], warpgroups=schedule[1], tiles=schedule[2])
+    def ladder(op: OpSpec, schedule: tuple[str, int, int, int]) -> Variant:
+        made = LADDER.make(ladder=schedule[0], warpgroups=schedule[1], tiles=schedule[2], blocks=schedule[3])
         verdict = CATALOG.verdict(op, made, H200)
         if not verdict.legal:
             raise ValueError(f"{schedule}: {verdict}")
         return Variant(op=op, schedule=made)
 
     variants = {
-        OpKind.ROUTE: Variant(op=base, schedule=ROUTE.make(threads=config.route_threads)),
+        OpKind.ROUTE: Variant(op=base, schedule=ROUTE.make(threads=config.route[0], blocks=config.route[1])),
         OpKind.GATHER: Variant(op=gather, schedule=STREAM.make()),
         OpKind.GEMM1: ladder(gemm1, config.gemm1),
         OpKind.GEMM2: ladder(replace(gemm, kind=OpKind.GEMM2, top_k=0), config.gemm2),

@@ -43,9 +43,7 @@ class HopperCase(Case):
         """All ops in launch order."""
         ops = pipeline_ops(self.spec(), self._shape(), (PUBLIC_PACK, PUBLIC_PACK))
         gemms = (OpKind.GEMM1, OpKind.GEMM2)
-        return tuple(
-            replace(op, weight_pack=CATALOG.weight_packs(op)[0]) if op.kind in gemms else op for op in ops
-        )
+        return tuple(replace(op, weight_pack=CATALOG.weight_packs(op)[0]) if op.kind in gemms else op for op in ops)
 
     def ops(self) -> dict[OpKind, OpSpec]:
         """By kind; where a kind occurs twice (quantize), the one that gathers."""

@@ -21,8 +21,9 @@ COMMON = {
     "bias": (False, True),
     "poison": POISONS,
     "ladder": LADDERS,
-    "warpgroups": (2, 3, 4, 5),
+    "warpgroups": (1, 2, 3, 4, 5),
     "tiles": (1, 2),
+    "blocks": (1, 2, 4),
 }
 GEMM1 = {
     "mode": (
@@ -58,7 +59,7 @@ def case_of(row: Row, activation_math: ActivationMath = ActivationMath.EXACT) ->
         form, fields["epilogue"] = row["mode"]
         names = ("gate_round", "pre_quant_round", "contract", "router_weight")
         numerics = Numerics(**{name: row[name] for name in names}, activation_math=activation_math)
-        fields |= {"activation": row["activation"], "numerics": numerics}
+        fields |= {"activation": ACTIVATIONS[row["activation"]], "numerics": numerics}
     else:
         form, (fields["combine"], place) = row["format"], row["combine"]
         fields |= {"h_scale": row["h_scale"], "numerics": Numerics(router_weight=place)}
@@ -74,7 +75,9 @@ def case_of(row: Row, activation_math: ActivationMath = ActivationMath.EXACT) ->
 def variant_of(row: Row) -> Variant:
     """The variant that a row stands for."""
     op = case_of(row).ops()[OpKind.GEMM1 if "mode" in row else OpKind.GEMM2]
-    return Variant(op=op, schedule=LADDER.make(**{name: row[name] for name in ("ladder", "warpgroups", "tiles")}))
+    return Variant(
+        op=op, schedule=LADDER.make(**{name: row[name] for name in ("ladder", "warpgroups", "tiles", "blocks")})
+    )
 
 
 def allowed(row: Row) -> bool:

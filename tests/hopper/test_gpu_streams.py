@@ -79,9 +79,7 @@ def check(workshop: Workshop, op: OpSpec, case: HopperCase, given: dict[str, Ten
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("int64", [True, False])
 @pytest.mark.parametrize(("experts", "top_k", "tokens"), ROUTES)
-def test_route(
-    hopper_workshop: Workshop, experts: int, top_k: int, tokens: int, int64: bool, routing: str
-) -> None:
+def test_route(hopper_workshop: Workshop, experts: int, top_k: int, tokens: int, int64: bool, routing: str) -> None:
     case, op = route_op(experts, top_k, int64)
     case = replace(case, routing=routing, tokens=tokens, hidden=16, intermediate=32)
     given = buffers(case)
@@ -110,7 +108,9 @@ def test_route_fills_its_capacity_exactly(hopper_workshop: Workshop) -> None:
     assert written["expert_offsets"].tolist() == [0, 16, 32, 48]
 
 
-@pytest.mark.parametrize("case", quantizing_cases(), ids=lambda case: case.ops()[OpKind.QUANTIZE].numerics.contract.value)
+@pytest.mark.parametrize(
+    "case", quantizing_cases(), ids=lambda case: case.ops()[OpKind.QUANTIZE].numerics.contract.value
+)
 def test_quantize_gathers_in_every_contract(hopper_workshop: Workshop, case: HopperCase) -> None:
     for routing in ROUTINGS:
         batch = replace(case, routing=routing)

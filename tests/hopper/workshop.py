@@ -18,17 +18,17 @@ from moegen.core.runner import Kernel
 from moegen.runtime.runners.cpu import load_entry
 
 
-def ladder_variant(op: OpSpec, ladder: str, warpgroups: int = 4, tiles: int = 1) -> Variant:
+def ladder_variant(op: OpSpec, ladder: str, warpgroups: int = 4, tiles: int = 1, blocks: int = 1) -> Variant:
     """A gemm with a schedule that must be legal."""
-    schedule = LADDER.make(ladder=ladder, warpgroups=warpgroups, tiles=tiles)
+    schedule = LADDER.make(ladder=ladder, warpgroups=warpgroups, tiles=tiles, blocks=blocks)
     verdict = CATALOG.verdict(op, schedule, H200)
     assert verdict.legal, str(verdict)
     return Variant(op=op, schedule=schedule)
 
 
-def stream_variant(op: OpSpec) -> Variant:
+def stream_variant(op: OpSpec, route_blocks: int = 1) -> Variant:
     """Any other op."""
-    schedule = ROUTE.make(threads=1024) if op.kind is OpKind.ROUTE else STREAM.make()
+    schedule = ROUTE.make(threads=1024, blocks=route_blocks) if op.kind is OpKind.ROUTE else STREAM.make()
     return Variant(op=op, schedule=schedule)
 
 

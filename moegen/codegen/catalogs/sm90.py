@@ -30,7 +30,10 @@ ROW_TILE = 8
 UNIT_ROWS, UNIT_K = 64, 128
 UNIT_BYTES, HALF_UNIT_BYTES = 4608, 2560
 MAX_STAGES, ITEM_RING, RECORD_BYTES = 12, 16, 16
-ROUTE_MAX_WARPS = 32
+RESERVED_BYTES = 1024
+"""Shared memory that each resident block costs beside its own."""
+ROUTE_SHAPES = ((1024, 1), (1024, 8), (256, 1))
+"""Threads and blocks of a routing cluster: many for many slots, few for few."""
 
 GEMMS = (OpKind.GEMM1, OpKind.GEMM2)
 LADDER = ScheduleFamily(
@@ -41,13 +44,17 @@ LADDER = ScheduleFamily(
         ScheduleField(name="ladder", tag="w", doc="token-tile widths, rising: n8_16_64", type="str"),
         ScheduleField(name="warpgroups", tag="g", doc="consumer warpgroups of the kernels up to 64 wide"),
         ScheduleField(name="tiles", tag="m", doc="m64 weight tiles of a warpgroup in the kernels up to 32 wide"),
+        ScheduleField(name="blocks", tag="b", doc="blocks that share a multiprocessor in those kernels"),
     ),
 )
 ROUTE = ScheduleFamily(
     target=Target.SM_90A,
     name="block",
     kinds=(OpKind.ROUTE,),
-    fields=(ScheduleField(name="threads", tag="t", doc="threads of the one block"),),
+    fields=(
+        ScheduleField(name="threads", tag="t", doc="threads of a block"),
+        ScheduleField(name="blocks", tag="b", doc="blocks of the one cluster"),
+    ),
 )
 STREAM = ScheduleFamily(
     target=Target.SM_90A,
@@ -68,14 +75,15 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
         "n128_256",
         "n256",
     ),
-    "warpgroups": (2, 3, 4, 5),
+    "warpgroups": (1, 2, 3, 4, 5),
     "tiles": (1, 2),
+    "blocks": (1, 2, 4),
 }
 _WIDTH_LIMITS: Mapping[Epilogue | None, tuple[int, int]] = {
-    None: (64, 96),
-    Epilogue.COMPACT: (64, 96),
+    None: (64, 80),
+    Epilogue.COMPACT: (64, 80),
     Epilogue.INTERLEAVED: (64, 64),
-    Epilogue.FUSED_FP4: (32, 32),
+    Epilogue.FUSED_FP4: (16, 16),
 }
 """Widest tile of the plain form and of the form with four warpgroups and setmaxnreg, by what the epilogue keeps alive."""
 GATHER_WIDTHS = 64
@@ -112,10 +120,10 @@ def widths(schedule: Schedule) -> tuple[int, ...]:
     text = str(schedule["ladder"])
     parts = text.removeprefix("n").split("_")
     found = tuple(int(part) for part in parts) if text.startswith("n") and all(map(str.isdigit, parts)) else ()
-    known = (*range(8, 65, 8), *range(80, 257, 16))
+    known = range(8, 257, 8)
     if not found or list(found) != sorted(set(found)) or any(width not in known for width in found):
         raise SpecError(
-            f"ladder {text!r}", "schedules.sm_90a.ladder", "write n and rising widths: 8…64 by 8, 80…256 by 16"
+            f"ladder {text!r}", "schedules.sm_90a.ladder", "write n and rising multiples of 8 up to 256"
         )
     return found
 
@@ -125,12 +133,16 @@ def staged(op: OpSpec) -> bool:
     return op.w4a4 or op.gather
 
 
+def plain_form(op: OpSpec, schedule: Schedule, width: int) -> bool:
+    """True for a kernel that takes its warpgroups and blocks from the schedule, with registers as launched."""
+    return width <= _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[0] and schedule.number("tiles") == 1
+
+
 def warpgroups_of(op: OpSpec, schedule: Schedule, width: int) -> tuple[int, int]:
     """(consumer warpgroups, m64 tiles of each) of one kernel; mirrors ``GemmShape``."""
-    plain, four = _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])
-    if width <= plain and schedule.number("tiles") == 1:
+    if plain_form(op, schedule, width):
         return schedule.number("warpgroups"), 1
-    if width <= four and not staged(op):
+    if width <= _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[1] and not staged(op):
         return 4, 2 if width <= 32 else 1
     return 2, 2 if width <= 128 else 1
 
@@ -191,27 +203,21 @@ def fits_device(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     """Two stages of every kernel, with everything beside them, must fit into one block's shared memory."""
     for width in widths(schedule):
         stage, fixed = shared_bytes(op, schedule, width)
-        if 2 * stage + fixed > device.smem_bytes:
-            return illegal(
-                "shared_memory",
-                "two stages do not fit",
-                width=width,
-                stage=stage,
-                fixed=fixed,
-                limit=device.smem_bytes,
-            )
+        blocks = schedule.number("blocks") if plain_form(op, schedule, width) else 1
+        limit = device.smem_bytes if blocks == 1 else device.smem_sm_bytes // blocks - RESERVED_BYTES
+        if 2 * stage + fixed > limit:
+            return illegal("shared_memory", "two stages do not fit", width=width, stage=stage, fixed=fixed, limit=limit)
     return LEGAL
 
 
 def fits_registers(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     """Accumulators, two operand buffers and addresses must fit a thread's share of the register file."""
     for width in widths(schedule):
-        groups, tiles = warpgroups_of(op, schedule, width)
-        if width > _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[0] or schedule.number("tiles") > 1:
+        if not plain_form(op, schedule, width):
             continue  # setmaxnreg forms: their budgets are constants of gemm_plan.h
-        threads = 128 * groups + (128 if staged(op) else 32)
-        share = device.registers_sm // (round_up(threads, 128) * 8) * 8
-        needed = width // 2 + 32 + 24
+        warps = 4 * schedule.number("warpgroups") + (4 if staged(op) else 1)
+        share = device.registers_sm // 4 // (-(-warps * schedule.number("blocks") // 4) * 32) // 8 * 8
+        needed = width // 2 + 32 + 28
         if needed > share:
             return illegal("registers", "a consumer thread needs more", width=width, needed=needed, share=share)
     return LEGAL
@@ -220,11 +226,16 @@ def fits_registers(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdi
 def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     """Fields that no kernel of the ladder reads must stay at their first value; gathers stay narrow."""
     ladder = widths(schedule)
-    if schedule.number("warpgroups") not in (2, 3, 4, 5) or schedule.number("tiles") not in (1, 2):
-        return illegal("shape", "2 to 5 warpgroups of 1 or 2 tiles", warpgroups=schedule.number("warpgroups"))
-    if schedule.number("tiles") == 2 and (schedule.number("warpgroups") != 4 or ladder[0] > 32 or staged(op)):
-        return illegal("tiles", "two tiles a warpgroup is a form of four warpgroups up to width 32 without a decoder")
-    if ladder[0] > 64 and schedule.number("warpgroups") != 4:
+    groups, tiles, blocks = (schedule.number(name) for name in ("warpgroups", "tiles", "blocks"))
+    if groups not in range(1, 6) or tiles not in (1, 2) or blocks not in range(1, 9):
+        return illegal(
+            "shape", "1 to 5 warpgroups of 1 or 2 tiles, 1 to 8 blocks", warpgroups=groups, tiles=tiles, blocks=blocks
+        )
+    if tiles == 2 and (groups != 4 or blocks != 1 or ladder[0] > 32 or staged(op)):
+        return illegal("tiles", "two tiles a warpgroup: four warpgroups, one block, widths up to 32, no decoder")
+    if staged(op) and blocks > 1:
+        return illegal("blocks", "a decoding producer leaves no registers for a second block", blocks=blocks)
+    if ladder[0] > 64 and (groups != 4 or blocks != 1):
         return illegal("warpgroups", "no kernel of this ladder is narrow enough to choose", narrowest=ladder[0])
     limit = GATHER_WIDTHS if op.gather else DECODE_WIDTHS if op.w4a4 else 256
     if ladder[-1] > limit:
@@ -242,7 +253,9 @@ def counts_fit(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     threads = schedule.number("threads")
     if threads < 32 or threads > 1024 or threads % 32:
         return illegal("threads", "whole warps, at most 1024 threads", threads=threads)
-    needed = 4 * (threads // 32 * op.experts + op.experts + 1)
+    if schedule.number("blocks") not in (1, 2, 4, 8):
+        return illegal("blocks", "a portable cluster has 1, 2, 4 or 8 blocks", blocks=schedule.number("blocks"))
+    needed = 4 * (threads // 32 * op.experts + 2 * op.experts + 35)
     if needed > device.smem_bytes:
         return illegal("shared_memory", "counts do not fit", bytes=needed, limit=device.smem_bytes)
     return LEGAL
@@ -289,7 +302,7 @@ class Sm90Catalog:
         """Every combination of the considered values; raises SpecError on an unknown field or a malformed ladder."""
         considered = chosen_values(LADDER, AUTO, choice)
         if op.kind is OpKind.ROUTE:
-            return tuple(ROUTE.make(threads=threads) for threads in (1024, 256))
+            return tuple(ROUTE.make(threads=threads, blocks=blocks) for threads, blocks in ROUTE_SHAPES)
         if op.kind not in GEMMS:
             return (STREAM.make(),)
         found = [schedule for values in considered for schedule in expand(LADDER, values)]
@@ -307,8 +320,8 @@ class Sm90Catalog:
             return gemm_us(op, schedule, device, load)
         passes = 2.0 if op.act_scale is ActScale.DYNAMIC_TENSOR else 1.0
         if op.kind is OpKind.ROUTE:
-            warps = schedule.number("threads") // 32
-            return CHAINED_US + 0.02 * warps + 2e-3 * load.rows / warps
+            warps = schedule.number("threads") // 32 * schedule.number("blocks")
+            return CHAINED_US + 0.5 * schedule.number("blocks") + 0.02 * min(warps, 32) + 0.06 * load.rows / warps
         return CHAINED_US + 1e6 * passes * stream_bytes(op, load) / (0.8 * device.read_bytes_s)
 
     def template(self, op: OpSpec, schedule: Schedule) -> str:

@@ -1,7 +1,7 @@
 // Quantiser contracts: bit for bit moegen.numerics.contracts, which holds the table of formulas and the NaN policy.
 //
 // Each struct is made once per second-level scale (g, p) and gives: scale(amax) -> byte, factor(byte) -> fp32,
-// value(x, factor) -> fp32, code(value) -> E2M1. Compile as elementary.h says. quantize_block puts them together.
+// value(x, factor) -> fp32, code(value) -> E2M1. Compile as elementary.cuh says. quantize_block puts them together.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +31,12 @@ struct ScalePair {
 
 struct MultiplyByFactor {
   __device__ static float value(float x, float factor) { return x * factor; }
-  __device__ static uint8_t code(float v) { return e2m1_from_f32(v); }
+  __device__ static uint32_t code(float v) { return e2m1_from_f32(v); }
 };
 
 struct DivideByFactor {
   __device__ static float value(float x, float factor) { return x / factor; }
-  __device__ static uint8_t code(float v) { return e2m1_from_f32(v); }
+  __device__ static uint32_t code(float v) { return e2m1_from_f32(v); }
 };
 
 __device__ __forceinline__ ScalePair pair_from_encode(float g) { return {g, 1.0f / g}; }
@@ -128,7 +128,7 @@ struct CompressedTensorsBf16 : CompressedTensors {
 
 struct HalfStep : Te {
   __device__ explicit HalfStep(ScalePair pair) : Te(pair) {}
-  __device__ static uint8_t code(float v) { return e2m1_half_step(v); }
+  __device__ static uint32_t code(float v) { return e2m1_half_step(v); }
 };
 
 // Bits of |x|: ordered as the values are, infinity and then NaN last, so that an integer maximum keeps a NaN.
@@ -140,19 +140,20 @@ __device__ __forceinline__ int32_t finite_magnitude_bits(float x) {
   return bits < 0x7F800000 ? bits : 0;
 }
 
-// Quantises 16 values to 8 bytes of codes; returns the scale byte.
+// Quantises 16 values to 8 bytes of codes, element 2i in a low nibble; returns the scale byte.
 template <class Contract>
-__device__ __forceinline__ uint8_t quantize_block(const Contract& contract, const float* values, uint8_t* codes) {
+__device__ __forceinline__ uint8_t quantize_block(const Contract& contract, const float (&values)[16], uint2& codes) {
   int32_t largest = 0;
-  for (int i = 0; i < 16; ++i) {
-    const int32_t bits = magnitude_bits(values[i]);
-    largest = bits > largest ? bits : largest;
-  }
-  const uint8_t scale = contract.scale(__uint_as_float(largest));
+#pragma unroll
+  for (int i = 0; i < 16; i++) largest = max(largest, magnitude_bits(values[i]));
+  const uint8_t scale = contract.scale(__int_as_float(largest));
   const float factor = contract.factor(scale);
-  uint8_t unpacked[16];
-  for (int i = 0; i < 16; ++i) unpacked[i] = Contract::code(Contract::value(values[i], factor));
-  for (int i = 0; i < 8; ++i) codes[i] = pack_pair(unpacked[2 * i], unpacked[2 * i + 1]);
+  codes = make_uint2(0, 0);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    codes.x |= Contract::code(Contract::value(values[i], factor)) << (4 * i);
+    codes.y |= Contract::code(Contract::value(values[8 + i], factor)) << (4 * i);
+  }
   return scale;
 }
 

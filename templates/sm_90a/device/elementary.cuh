@@ -1,7 +1,5 @@
 // exp, tanh and the sigmoid forms: bit for bit moegen.numerics.elementary, which explains and tests each step.
-//
-// Compile with --fmad=false, IEEE division and without flushing subnormals (nvcc's defaults for the last two). Every
-// function is branch-free.
+// Compile with --fmad=false; nvcc's other defaults (correctly rounded division, no flush to zero) are what is needed.
 #pragma once
 
 #include <cstdint>

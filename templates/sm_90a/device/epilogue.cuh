@@ -15,10 +15,16 @@
 
 namespace moegen {
 
-// Threads' coordinates within a warpgroup's fragment.
+// A thread's coordinates within a warpgroup's fragment.
 struct Lane {
   int warp, g, q;
-  __device__ Lane() : warp(threadIdx.x / 32 % 4), g(threadIdx.x % 32 / 4), q(threadIdx.x % 4) {}
+  __device__ Lane() {
+    uint32_t thread = threadIdx.x;
+    asm volatile("mov.b32 %0, %0;" : "+r"(thread));  // opaque: else addresses of all items live, and spill, in the main loop
+    warp = thread / 32 % 4;
+    g = thread % 32 / 4;
+    q = thread % 4;
+  }
 };
 
 // m64 tile of an expert's weights that fragment m of this warpgroup belongs to.

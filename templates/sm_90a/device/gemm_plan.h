@@ -12,7 +12,8 @@ inline constexpr int kChunkBytes = 2048;
 inline constexpr int kUnitBytes = kScaleBytes + 2 * kChunkBytes;
 inline constexpr int kHalfUnitBytes = kScaleBytes + kChunkBytes;
 inline constexpr int kMaxStages = 12;
-inline constexpr int kSharedLimit = 232448;  // what one block of sm_90 may opt in to
+inline constexpr int kSharedLimit = 232448;   // what one block of sm_90 may opt in to
+inline constexpr int kSharedOfSm = 233472;    // of one multiprocessor, 1 KB of which each resident block loses
 
 // Everything a gemm kernel may read or write; a kernel touches only what its configuration names.
 struct GemmArguments {
@@ -39,15 +40,17 @@ enum class EpilogueKind { kRows, kInterleaved, kFused };
 // Accumulators (width / 2 a tile), two operand buffers (32), about 25 others and what the epilogue needs must fit: four
 // warpgroups hold one tile up to width 64 as launched and up to 96 after setmaxnreg, two warpgroups the rest. `kStaged`
 // producers decode and need a warpgroup with registers of its own.
-template <int kWidth, int kAskedGroups, int kAskedTiles, bool kStaged, EpilogueKind kEpilogue>
+// kAskedBlocks: plain kernels may share a multiprocessor, for more and smaller tiles when there are few.
+template <int kWidth, int kAskedGroups, int kAskedTiles, int kAskedBlocks, bool kStaged, EpilogueKind kEpilogue>
 struct GemmShape {
-  static constexpr bool kPlain = kWidth <= (kEpilogue == EpilogueKind::kFused ? 32 : 64) && kAskedTiles == 1;
+  static constexpr bool kPlain = kWidth <= (kEpilogue == EpilogueKind::kFused ? 16 : 64) && kAskedTiles == 1;
   static constexpr bool kFour =
-      !kPlain && !kStaged && kWidth <= (kEpilogue == EpilogueKind::kRows ? 96 : kEpilogue == EpilogueKind::kInterleaved ? 64 : 32);
+      !kPlain && !kStaged && kWidth <= (kEpilogue == EpilogueKind::kRows ? 80 : kEpilogue == EpilogueKind::kInterleaved ? 64 : 16);
   static constexpr int kGroups = kPlain ? kAskedGroups : kFour ? 4 : 2;
   static constexpr int kTiles = kPlain ? 1 : kFour ? (kWidth <= 32 ? 2 : 1) : kWidth <= 128 ? 2 : 1;
-  static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 112 : kStaged ? 216 : 232;
-  static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 32 : kStaged ? 72 : 40;
+  static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 208 : 224;
+  static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 64 : kStaged ? 80 : 56;
+  static constexpr int kBlocks = kPlain ? kAskedBlocks : 1;
   static constexpr int kProducerThreads = kPlain && !kStaged ? 32 : 128;
   static constexpr int kArrivals = kStaged ? 1 + 4 : 1;  // on a stage's full barrier
 };
@@ -74,7 +77,8 @@ struct Plan {
   static constexpr int kItemRing = 16;
   static constexpr int kEntryBytes = 16;
   static constexpr int kFixedBytes = 16 * kMaxStages + (kItemRing + C::kExperts) * kEntryBytes + C::kEpilogueBytes;
-  static constexpr int kFitting = (kSharedLimit - kFixedBytes) / kStageBytes;
+  static constexpr int kLimit = C::kBlocks == 1 ? kSharedLimit : kSharedOfSm / C::kBlocks - 1024;
+  static constexpr int kFitting = (kLimit - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kBarrierOffset = kStages * kStageBytes;
   static constexpr int kItemOffset = kBarrierOffset + 16 * kMaxStages;

@@ -42,30 +42,36 @@ struct Ring {
   }
 };
 
-// Bulk copies of one K unit of an item's weights; returns nothing but posts `weight_bytes` on the stage's barrier.
+// An item's weights, one K unit after another: one contiguous piece a unit.
 template <class C>
-__device__ __forceinline__ int weight_bytes(int row_tile, int unit) {
+struct WeightStream {
   using P = Plan<C>;
-  const int tiles = min(P::kTileRows64, C::kM64 - row_tile * P::kTileRows64);
-  return tiles * (P::kHalfTail && unit == P::kUnits - 1 ? kHalfUnitBytes : kUnitBytes);
-}
+  const uint8_t* next;
+  int tiles;     // m64 tiles of the item; the last row tile of an expert may hold fewer
+  int row_tile;
 
-template <class C>
-__device__ __forceinline__ void copy_weights(const uint8_t* packed, const WorkItem& item, int unit, const Ring<C>& ring,
-                                             uint64_t policy) {
-  using P = Plan<C>;
-  const uint8_t* source = packed + int64_t(item.expert) * P::kExpertBytes + int64_t(unit) * C::kM64 * kUnitBytes;
-  const int tiles = min(P::kTileRows64, C::kM64 - item.row_tile * P::kTileRows64);
-  if (P::kHalfTail && unit == P::kUnits - 1) {  // half units keep the full units' pitch in shared memory
-    source += int64_t(item.row_tile) * P::kTileRows64 * kHalfUnitBytes;
-    for (int i = 0; i < tiles; i++) {
-      bulk_copy(ring.weights() + i * kUnitBytes, source + i * kHalfUnitBytes, kHalfUnitBytes, ring.full(), policy);
-    }
-  } else {
-    source += int64_t(item.row_tile) * P::kTileRows64 * kUnitBytes;
-    bulk_copy(ring.weights(), source, tiles * kUnitBytes, ring.full(), policy);
+  __device__ __forceinline__ void begin(const uint8_t* packed, const WorkItem& item) {
+    next = packed + int64_t(item.expert) * P::kExpertBytes + int64_t(item.row_tile) * (P::kTileRows64 * kUnitBytes);
+    tiles = min(P::kTileRows64, C::kM64 - item.row_tile * P::kTileRows64);
+    row_tile = item.row_tile;
   }
-}
+
+  // Starts the copies of `unit` and posts their bytes and `more` on the stage's barrier; called by one thread.
+  __device__ __forceinline__ void copy(const Ring<C>& ring, int unit, int more) {
+    if (P::kHalfTail && unit == P::kUnits - 1) {  // half units keep the full units' pitch in shared memory
+      const uint8_t* source = next - int64_t(row_tile) * (P::kTileRows64 * (kUnitBytes - kHalfUnitBytes));
+      barrier_expect_bytes(ring.full(), tiles * kHalfUnitBytes + more);
+#pragma unroll 1
+      for (int i = 0; i < tiles; i++) {
+        bulk_copy(ring.weights() + i * kUnitBytes, source + i * kHalfUnitBytes, kHalfUnitBytes, ring.full(), kEvictFirst);
+      }
+    } else {
+      barrier_expect_bytes(ring.full(), tiles * kUnitBytes + more);
+      bulk_copy(ring.weights(), next, tiles * kUnitBytes, ring.full(), kEvictFirst);
+    }
+    next += int64_t(C::kM64) * kUnitBytes;
+  }
+};
 
 // K-major operand with 128-byte swizzle: groups of 8 rows 2048 bytes apart (two chunks of a stage), 1024-byte aligned atoms.
 __device__ __forceinline__ uint64_t token_descriptor(uint32_t address) {
@@ -182,7 +188,6 @@ __device__ __forceinline__ void grouped_gemm(const GemmArguments& p) {
   if (threadIdx.x < P::kConsumers) {
     consume<C>(p, base);
   } else {
-    if constexpr (C::kProducerRegisters > 0) registers_lower<C::kProducerRegisters>();
     C::Tokens::template produce<C>(p, base);
   }
 }

@@ -132,6 +132,33 @@ __device__ __forceinline__ void registers_lower() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
+// ---- clusters -------------------------------------------------------------------------------------------------------
+
+// Barrier over the blocks of a cluster, shared memory included; over the block when it is alone.
+template <int kBlocks>
+__device__ __forceinline__ void cluster_sync() {
+  if constexpr (kBlocks > 1) {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  } else {
+    __syncthreads();
+  }
+}
+
+// Word at `address` of block `rank`'s shared memory.
+template <int kBlocks>
+__device__ __forceinline__ int load_cluster(uint32_t address, int rank) {
+  int value;
+  if constexpr (kBlocks > 1) {
+    asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %1, %2; ld.shared::cluster.s32 %0, [a]; }"
+                 : "=r"(value)
+                 : "r"(address), "r"(rank)
+                 : "memory");
+  } else {
+    value = int(load_shared(address));
+  }
+  return value;
+}
+
 // ---- dependent launches ---------------------------------------------------------------------------------------------
 //
 // Every kernel of a chain launches dependents only after its own wait (or needs no wait: see grouped_gemm.cuh). So when a

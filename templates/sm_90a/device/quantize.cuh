@@ -38,10 +38,7 @@ __device__ __forceinline__ void quantize_rows(const Blocks& blocks, const int32_
       blocks.read(row, block, values);
       const float* pair = pairs + (kPerExpert ? tile_expert[row / kRowTile] * 2 : 0);
       const Contract contract(ScalePair{pair[0], pair[1]});
-      uint8_t bytes[8];
-      scale = quantize_block(contract, values, bytes);
-      packed.x = bytes[0] | bytes[1] << 8 | bytes[2] << 16 | uint32_t(bytes[3]) << 24;
-      packed.y = bytes[4] | bytes[5] << 8 | bytes[6] << 16 | uint32_t(bytes[7]) << 24;
+      scale = quantize_block(contract, values, packed);
     }
     uint8_t* out = codes + row * kPitch + block * 8;
     *reinterpret_cast<uint2*>(out) = packed;

@@ -1,12 +1,15 @@
-// Groups the T·k slots by expert in one block: no host sync, no atomics on order, rows of an expert in ascending slot order.
+// Groups the T·k slots by expert in one cluster of blocks: no host sync, no atomics on order, rows of an expert in ascending
+// slot order.
 //
-// Every warp takes a contiguous share of the slots and counts experts in its own row of shared memory; the counts, summed
-// over warps, then give each warp its first row of each expert, and a second pass over the same slots writes the maps.
+// Every warp of the cluster takes a contiguous share of the slots and counts experts in its own row of shared memory. Sums
+// over a block's warps, then over the blocks (through distributed shared memory), give each warp its first row of each
+// expert; a second pass over the same slots writes the maps.
 #pragma once
 
 #include <cstdint>
 
 #include "ptx.cuh"
+#include "work.cuh"
 
 namespace moegen {
 
@@ -25,89 +28,123 @@ __device__ __forceinline__ int local_expert(Id id, int64_t first_expert) {
   return id >= first_expert && id < first_expert + kExperts ? int(id - first_expert) : -1;
 }
 
-// kThreads threads in one block; shared memory: kWarps x kExperts counts, kExperts + 1 offsets.
-template <int kExperts, int kRowTile, int kThreads, class Id>
+// Calls `use(slot, expert)` in whole warps, 32 slots at a time in order; a batch's loads are in flight together.
+template <int kExperts, class Id, class Use>
+__device__ __forceinline__ void each_batch(const Id* __restrict__ ids, int64_t first_expert, int64_t begin, int64_t end,
+                                           const Use& use) {
+  constexpr int kBatch = 8;
+  const int lane = threadIdx.x % 32;
+  for (int64_t base = begin; base < end; base += 32 * kBatch) {
+    Id found[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; i++) {
+      const int64_t slot = base + 32 * i + lane;
+      found[i] = slot < end ? ids[slot] : Id(-1);
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; i++) {
+      const int64_t slot = base + 32 * i + lane;
+      if (base + 32 * i >= end) break;
+      use(slot, slot < end ? local_expert<kExperts>(found[i], first_expert) : -1);
+    }
+  }
+}
+
+// kThreads threads a block, kBlocks blocks in one cluster; shared memory (int32): [kThreads / 32][kExperts] counts, then
+// kExperts rows of this block, kExperts + 1 offsets, 34 sums.
+template <int kExperts, int kRowTile, int kThreads, int kBlocks, class Id>
 __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t slots, int64_t rows_capacity,
                       const RouteOutputs& out) {
   constexpr int kWarps = kThreads / 32;
-  extern __shared__ int32_t counts[];  // [kWarps][kExperts]
-  int32_t* offsets = counts + kWarps * kExperts;
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int64_t share = (slots + 32 * kWarps - 1) / (32 * kWarps) * 32;
-  const int64_t begin = min(slots, warp * share), end = min(slots, begin + share);
-  const int used_warps = share > 0 ? int((slots + share - 1) / share) : 0;
+  extern __shared__ int32_t counts[];
+  int32_t* block_rows = counts + kWarps * kExperts;
+  int32_t* offsets = block_rows + kExperts;
+  int32_t* sums = offsets + kExperts + 1;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, block = blockIdx.x;
+  const int64_t share = (slots + 32 * kWarps * kBlocks - 1) / (32 * kWarps * kBlocks) * 32;
+  const int64_t begin = min(slots, (block * kWarps + warp) * share), end = min(slots, begin + share);
   int32_t* mine = counts + warp * kExperts;
   for (int e = lane; e < kExperts; e += 32) mine[e] = 0;
+  if (thread < 2) sums[32 + thread] = 0;
   dependency_wait();
   dependency_launch();
   __syncwarp();
-  for (int64_t base = begin; base < end; base += 32) {
-    const int64_t slot = base + lane;
-    const int expert = slot < end ? local_expert<kExperts>(ids[slot], first_expert) : -1;
+  each_batch<kExperts>(ids, first_expert, begin, end, [&](int64_t, int expert) {
     const uint32_t same = __match_any_sync(~0u, expert);
     if (expert >= 0 && lane == __ffs(same) - 1) mine[expert] += __popc(same);
     __syncwarp();
-  }
+  });
   __syncthreads();
-  for (int e = thread; e < kExperts; e += kThreads) {  // counts become each warp's first row within the expert
+  const int64_t earlier = min(slots, int64_t(block) * kWarps * share);
+  const int used_warps = share > 0 ? int(min(int64_t(kWarps), (slots - earlier + share - 1) / share)) : 0;
+  for (int e = thread; e < kExperts; e += kThreads) {  // counts become a warp's first row within this block's rows
     int rows = 0;
     for (int w = 0; w < used_warps; w++) {
       const int count = counts[w * kExperts + e];
       counts[w * kExperts + e] = rows;
       rows += count;
     }
-    offsets[e] = rows;
-    out.expert_rows[e] = rows;
+    block_rows[e] = rows;
   }
-  __syncthreads();
-  if (warp == 0) {  // exclusive sum of padded rows
-    int total = 0, valid = 0, active = 0;
-    for (int base = 0; base < kExperts; base += 32) {
-      const int e = base + lane;
-      const int rows = e < kExperts ? offsets[e] : 0;
-      const int padded = (rows + kRowTile - 1) / kRowTile * kRowTile;
-      int sum = padded;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int part = __shfl_up_sync(~0u, sum, step);
-        if (lane >= step) sum += part;
+  cluster_sync<kBlocks>();
+  const uint32_t local = smem_address(block_rows);
+  int total = 0;  // padded rows of all experts that earlier rounds of the loop covered
+  for (int base = 0; base < kExperts; base += kThreads) {
+    const int e = base + thread;
+    int rows = 0, before = 0;
+    if (e < kExperts) {
+      for (int b = 0; b < kBlocks; b++) {
+        const int count = load_cluster<kBlocks>(local + 4 * e, b);
+        before += b < block ? count : 0;
+        rows += count;
       }
-      if (e < kExperts) {
-        offsets[e] = total + sum - padded;
-        out.expert_offsets[e] = total + sum - padded;
-        for (int row = rows; row < padded; row++) out.row_slot[total + sum - padded + row] = -1;
-      }
-      total += __shfl_sync(~0u, sum, 31);
-      valid += __reduce_add_sync(~0u, rows);
-      active += __popc(__ballot_sync(~0u, rows > 0));
     }
+    const int padded = (rows + kRowTile - 1) / kRowTile * kRowTile, sum = lane_sum(padded);
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    const int warp_sums = lane_sum(lane < kWarps ? sums[lane] : 0);
+    const int first = total + (warp > 0 ? __shfl_sync(~0u, warp_sums, (warp + 31) % 32) : 0) + sum - padded;
+    total += __shfl_sync(~0u, warp_sums, 31);
+    if (e < kExperts) {
+      offsets[e] = first;
+      if (block == 0) {
+        out.expert_offsets[e] = first;
+        out.expert_rows[e] = rows;
+        for (int row = rows; row < padded; row++) out.row_slot[first + row] = -1;
+      }
+    }
+    const int valid = __reduce_add_sync(~0u, rows), active = __popc(__ballot_sync(~0u, rows > 0));
     if (lane == 0) {
-      offsets[kExperts] = total;
-      out.expert_offsets[kExperts] = total;
-      out.totals[0] = total / kRowTile;
-      out.totals[1] = total;
-      out.totals[2] = valid;
-      out.totals[3] = active;
+      atomicAdd(&sums[32], valid);
+      atomicAdd(&sums[33], active);
     }
+    if (e < kExperts) {
+      for (int w = 0; w < used_warps; w++) counts[w * kExperts + e] += first + before;
+    }
+    __syncthreads();
   }
-  __syncthreads();
-  for (int64_t base = begin; base < end; base += 32) {
-    const int64_t slot = base + lane;
-    const int expert = slot < end ? local_expert<kExperts>(ids[slot], first_expert) : -1;
+  if (block == 0 && thread == 0) {
+    out.expert_offsets[kExperts] = total;
+    out.totals[0] = total / kRowTile;
+    out.totals[1] = total;
+    out.totals[2] = sums[32];
+    out.totals[3] = sums[33];
+  }
+  each_batch<kExperts>(ids, first_expert, begin, end, [&](int64_t slot, int expert) {
     const uint32_t same = __match_any_sync(~0u, expert);
     const int first = expert >= 0 ? mine[expert] : 0;
     __syncwarp();
     if (expert >= 0 && lane == __ffs(same) - 1) mine[expert] = first + __popc(same);
     __syncwarp();
     if (slot < end) {
-      const int row = expert >= 0 ? offsets[expert] + first + __popc(same & ((1u << lane) - 1u)) : -1;
+      const int row = expert >= 0 ? first + __popc(same & ((1u << lane) - 1u)) : -1;
       out.slot_row[slot] = row;
       if (row >= 0) out.row_slot[row] = int32_t(slot);
     }
-  }
-  const int total = offsets[kExperts];
-  for (int64_t row = total + thread; row < rows_capacity; row += kThreads) out.row_slot[row] = -1;
-  for (int64_t tile = thread; tile < rows_capacity / kRowTile; tile += kThreads) {
+  });
+  const int all = kThreads * kBlocks, index = block * kThreads + thread;
+  for (int64_t row = total + index; row < rows_capacity; row += all) out.row_slot[row] = -1;
+  for (int64_t tile = index; tile < rows_capacity / kRowTile; tile += all) {
     const int row = int(tile) * kRowTile;
     int low = 0, high = kExperts;  // the last expert whose offset is <= row
     while (high - low > 1) {
@@ -120,6 +157,7 @@ __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t 
     }
     out.tile_expert[tile] = row < total ? low : -1;
   }
+  cluster_sync<kBlocks>();  // a block's shared memory outlives its readers
 }
 
 }  // namespace moegen

@@ -10,36 +10,56 @@
 
 namespace moegen {
 
-// Blocks of 256 threads, four atoms at a time: a thread collects one 16-byte piece (a pair of each of a chunk's four blocks).
+// Two bf16 values times a weight, each rounded once.
+__device__ __forceinline__ uint32_t weighted_pair(uint32_t pair, float weight) {
+  return uint32_t(bf16_from_f32(__fmul_rn(low_bf16(pair), weight))) |
+         uint32_t(bf16_from_f32(__fmul_rn(high_bf16(pair), weight))) << 16;
+}
+
+// Transposes 4 x 4 words over four lanes whose numbers differ in bits `kLow` and 2 kLow: lane i gets word i of each.
+template <int kLow>
+__device__ __forceinline__ uint4 transpose_words(uint4 w) {
+  const bool odd = threadIdx.x & kLow, upper = threadIdx.x & (2 * kLow);
+  uint32_t give = odd ? w.x : w.y, other = odd ? w.z : w.w;
+  give = __shfl_xor_sync(~0u, give, kLow);
+  other = __shfl_xor_sync(~0u, other, kLow);
+  (odd ? w.x : w.y) = give;
+  (odd ? w.z : w.w) = other;
+  uint32_t first = upper ? w.x : w.z, second = upper ? w.y : w.w;
+  first = __shfl_xor_sync(~0u, first, 2 * kLow);
+  second = __shfl_xor_sync(~0u, second, 2 * kLow);
+  (upper ? w.x : w.z) = first;
+  (upper ? w.y : w.w) = second;
+  return w;
+}
+
+// Blocks of 256 threads, four atoms at a time. A row's chunk is 128 bytes: lane bits 1 and 2 are block q, bit 0 the block's half;
+// 16 bytes hold one pair of each of four pieces, and a transposition over q makes whole pieces of them.
 // grid: x groups of 8 rows, y shares of the chunks.
 template <int kColumns, int kTopK, bool kWeighted>
 __device__ __forceinline__ void gather_rows(const uint16_t* __restrict__ x, const int32_t* __restrict__ row_slot,
                                             const int32_t* __restrict__ totals, const float* __restrict__ weights,
                                             uint8_t* __restrict__ out) {
   constexpr int kChunks = row_chunks(kColumns);
-  const int r = threadIdx.x / 8 % 8, piece = threadIdx.x % 8;
+  const int r = threadIdx.x / 8 % 8, half = threadIdx.x % 2, q = threadIdx.x / 2 % 4;
   dependency_wait();
   dependency_launch();
   const int64_t row = int64_t(blockIdx.x) * kGroupRows + r;
   if (int64_t(blockIdx.x) * kGroupRows >= totals[1]) return;
   const int slot = row_slot[row];
   const float weight = kWeighted && slot >= 0 ? weights[slot] : 1.0f;
-  const uint16_t* source = x + int64_t(slot < 0 ? 0 : slot / kTopK) * kColumns;
-  uint8_t* atoms = out + atom_offset(row, 0, kChunks) + pair_offset(r, piece, 0);
+  const uint16_t* source = x + int64_t(slot < 0 ? 0 : slot / kTopK) * kColumns + 16 * q + 8 * half;
+  uint8_t* atoms = out + atom_offset(row, 0, kChunks) + pair_offset(r, 4 * half + q, 0);
+  const int step = gridDim.y * 4;
 #pragma unroll 4
-  for (int chunk = blockIdx.y * 4 + threadIdx.x / 64; chunk < kChunks; chunk += gridDim.y * 4) {
-    uint32_t pairs[4];
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-      const int k = chunk * kChunkK + 16 * q + 2 * piece;
-      uint32_t pair = slot >= 0 && k < kColumns ? __ldg(reinterpret_cast<const uint32_t*>(source + k)) : 0u;
-      if constexpr (kWeighted) {
-        pair = uint32_t(bf16_from_f32(__fmul_rn(low_bf16(pair), weight))) |
-               uint32_t(bf16_from_f32(__fmul_rn(high_bf16(pair), weight))) << 16;
-      }
-      pairs[q] = pair;
+  for (int chunk = blockIdx.y * 4 + threadIdx.x / 64; chunk < kChunks; chunk += step) {
+    const bool inside = slot >= 0 && chunk * kChunkK + 16 * q < kColumns;
+    uint4 words = inside ? __ldg(reinterpret_cast<const uint4*>(source + chunk * kChunkK)) : make_uint4(0, 0, 0, 0);
+    if constexpr (kWeighted) {
+      words = make_uint4(weighted_pair(words.x, weight), weighted_pair(words.y, weight), weighted_pair(words.z, weight),
+                         weighted_pair(words.w, weight));
     }
-    *reinterpret_cast<uint4*>(atoms + chunk * kAtomBytes) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    *reinterpret_cast<uint4*>(atoms + chunk * kAtomBytes) = transpose_words<2>(words);
   }
 }
 

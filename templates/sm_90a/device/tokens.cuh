@@ -21,33 +21,40 @@ struct Prefetch {
 struct RowTokens {
   static constexpr float kScale = 1.0f;
 
+  // Bytes of one K unit of an item's rows, whole groups.
+  static __device__ __forceinline__ int token_bytes(const WorkItem& item) {
+    return (item.rows + kGroupRows - 1) / kGroupRows * (2 * kAtomBytes);
+  }
+
   template <class C>
   static __device__ __forceinline__ void produce(const GemmArguments& p, uint32_t base) {
     using P = Plan<C>;
-    if (threadIdx.x / 32 != P::kConsumers / 32) return;
+    const bool working = threadIdx.x / 32 == P::kConsumers / 32;  // the group's other warps only give registers back
     const int lane = threadIdx.x % 32;
-    if constexpr (!C::kFirst) dependency_launch();
-    if constexpr (C::kFirst && !C::kRouted) dependency_wait();
-    int active;
-    const int tiles = list_work<C::kExperts, C::kAbove, C::kWidth, C::kWidest>(p.expert_rows, base + P::kListOffset, active);
-    __syncwarp();
+    int active = 0, tiles = 0;
+    if (working) {
+      if constexpr (!C::kFirst) dependency_launch();
+      if constexpr (C::kFirst && !C::kRouted) dependency_wait();
+      tiles = list_work<C::kExperts, C::kAbove, C::kWidth, C::kWidest>(p.expert_rows, base + P::kListOffset, active);
+      __syncwarp();
+    }
+    if constexpr (C::kProducerRegisters > 0) registers_lower<C::kProducerRegisters>();
+    if (!working) return;
     Cursor<C::kWidest, P::kRowTiles> cursor(base + P::kListOffset, active, tiles);
     constexpr int kChunks = row_chunks(C::kK);
     WorkItem item = cursor.next();
-    auto groups = [](const WorkItem& i) { return (i.rows + kGroupRows - 1) / kGroupRows; };
-    auto begin = [&](const Ring<C>& ring, int count, int unit) {  // weights and the stage's byte count
-      if (lane == 0) {
-        if (unit == 0) item.store(item_address<C>(base, count));
-        barrier_expect_bytes(ring.full(), groups(item) * 2 * kAtomBytes + weight_bytes<C>(item.row_tile, unit));
-        copy_weights<C>(p.packed, item, unit, ring, kEvictFirst);
-      }
-    };
+    WeightStream<C> weights;
     Ring<C> ring(base, 1);
     int ahead = 0;
     if constexpr (Prefetch<C>::kStages > 0) {
       if (item.expert >= 0) {
+        if (lane == 0) item.store(item_address<C>(base, 0));
+        weights.begin(p.packed, item);
         Ring<C> early = ring;
-        for (; ahead < Prefetch<C>::kStages; ahead++, early.advance()) begin(early, 0, ahead);
+#pragma unroll 1
+        for (; ahead < Prefetch<C>::kStages; ahead++, early.advance()) {
+          if (lane == 0) weights.copy(early, ahead, token_bytes(item));
+        }
       }
     }
     if constexpr (C::kFirst) {
@@ -55,21 +62,27 @@ struct RowTokens {
       dependency_launch();
     }
     int count = 0;
-    for (; item.expert >= 0; count++, item = cursor.next()) {
+    while (item.expert >= 0) {
+      if (count > 0 || Prefetch<C>::kStages == 0) {
+        if (lane == 0) item.store(item_address<C>(base, count));
+        weights.begin(p.packed, item);
+      }
       const uint8_t* rows = static_cast<const uint8_t*>(p.rows) + atom_offset(item.row + lane * kGroupRows, 0, kChunks);
+      const int bytes = token_bytes(item);
 #pragma unroll 1
-      for (int unit = 0; unit < P::kUnits; unit++, ring.advance()) {
+      for (int unit = 0; unit < P::kUnits; unit++, ring.advance(), rows += 2 * kAtomBytes) {
         barrier_wait(ring.empty(), ring.phase);
         if (ahead > 0) {
           ahead--;
-        } else {
-          begin(ring, count, unit);
+        } else if (lane == 0) {
+          weights.copy(ring, unit, bytes);
         }
-        __syncwarp();
-        if (lane < groups(item)) {
-          bulk_copy(ring.tokens() + lane * 2 * kAtomBytes, rows + unit * (2 * kAtomBytes), 2 * kAtomBytes, ring.full(), kEvictLast);
+        if (lane * (2 * kAtomBytes) < bytes) {
+          bulk_copy(ring.tokens() + lane * (2 * kAtomBytes), rows, 2 * kAtomBytes, ring.full(), kEvictLast);
         }
       }
+      count++;
+      item = cursor.next();
     }
     barrier_wait(ring.empty(), ring.phase);
     if (lane == 0) {
@@ -175,7 +188,7 @@ struct StagedTokens {
   static __device__ __forceinline__ void produce(const GemmArguments& p, uint32_t base) {
     using P = Plan<C>;
     constexpr int kGroupsPerWarp = (C::kWidth + 15) / 16;  // a warp serves one chunk and every second group
-    constexpr int kBudget = (C::kProducerRegisters > 0 ? 24 : 48) / (Source::kRegisters * kGroupsPerWarp);
+    constexpr int kBudget = (C::kProducerRegisters > 0 ? 24 : 32) / (Source::kRegisters * kGroupsPerWarp);
     constexpr int kDepth = kBudget > 4 ? 4 : kBudget < 1 ? 1 : kBudget;
     const int lane = threadIdx.x % 32, warp = (threadIdx.x - P::kConsumers) / 32;
     const int chunk = warp % 2, first_group = warp / 2, r = lane / 4, q = lane % 4;
@@ -193,11 +206,15 @@ struct StagedTokens {
     }
     named_barrier(1, kThreads);
     const int tiles = int(load_shared(counts)), active = int(load_shared(counts + 4));
+    if constexpr (C::kProducerRegisters > 0) registers_lower<C::kProducerRegisters>();
     Walk<C> fill(base + P::kListOffset, active, tiles);
+    WeightStream<C> weights;
     auto begin = [&](const Ring<C>& ring, int unit) {
-      if (unit == 0) fill.item.store(item_address<C>(base, fill.count));
-      barrier_expect_bytes(ring.full(), weight_bytes<C>(fill.item.row_tile, unit));
-      copy_weights<C>(p.packed, fill.item, unit, ring, kEvictFirst);
+      if (unit == 0) {
+        fill.item.store(item_address<C>(base, fill.count));
+        weights.begin(p.packed, fill.item);
+      }
+      weights.copy(ring, unit, 0);
     };
     Ring<C> ring(base, 1);
     int ahead = 0;
@@ -205,6 +222,7 @@ struct StagedTokens {
     if constexpr (Prefetch<C>::kStages > 0) {
       if (!fill.done()) {
         Ring<C> early = ring;
+#pragma unroll 1
         for (; ahead < Prefetch<C>::kStages; ahead++, early.advance()) {
           if (leader) begin(early, ahead);
         }

@@ -49,54 +49,62 @@ template <int kWidest>
 struct Split {
   int groups, tiles, tile_groups;
   __device__ explicit Split(int rows) {
-    groups = (rows + kGroupRows - 1) / kGroupRows;
-    tiles = (groups + kWidest / kGroupRows - 1) / (kWidest / kGroupRows);
-    tile_groups = tiles > 0 ? (groups + tiles - 1) / tiles : 0;
+    constexpr unsigned kMost = kWidest / kGroupRows;
+    const unsigned all = (unsigned(rows) + kGroupRows - 1) / kGroupRows, parts = (all + kMost - 1) / kMost;
+    groups = int(all);
+    tiles = int(parts);
+    tile_groups = parts > 1 ? int((all + parts - 1) / parts) : groups;
+  }
+  // True for the kernel whose tiles are the narrowest that hold an even share.
+  __device__ bool serves(int above, int width) const {
+    return tile_groups * kGroupRows > above && tile_groups * kGroupRows <= width;
   }
 };
 
+// Inclusive sum over the lanes of a warp.
+__device__ __forceinline__ int lane_sum(int value) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int part = __shfl_up_sync(~0u, value, step);
+    if (lane >= step) value += part;
+  }
+  return value;
+}
+
 // Writes this kernel's experts to the list at `list` (room for kExperts) and returns the number of token tiles; called by one
-// full warp. kAbove < rows of a tile <= kWidth.
+// full warp, each lane serving neighbouring experts. kAbove < rows of a tile <= kWidth.
 template <int kExperts, int kAbove, int kWidth, int kWidest>
 __device__ int list_work(const int32_t* __restrict__ expert_rows, uint32_t list, int& active) {
-  constexpr int kBatch = 4;  // loads in flight
-  const int lane = threadIdx.x % 32;
-  const uint32_t earlier = (1u << lane) - 1u;
+  constexpr int kEach = (kExperts + 31) / 32;
+  const int first = threadIdx.x % 32 * kEach;
+  int rows[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; i++) rows[i] = first + i < kExperts ? __ldcg(expert_rows + first + i) : 0;
   int tiles = 0, groups = 0, count = 0;
-#pragma unroll 1
-  for (int base = 0; base < kExperts; base += 32 * kBatch) {
-    int rows[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; i++) {
-      const int expert = base + 32 * i + lane;
-      rows[i] = expert < kExperts ? __ldcg(expert_rows + expert) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; i++) {
-      const Split<kWidest> split(rows[i]);
-      const int width = split.tile_groups * kGroupRows;
-      const int mine = width > kAbove && width <= kWidth ? split.tiles : 0;
-      int tile_sum = mine, group_sum = split.groups;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int tile_part = __shfl_up_sync(~0u, tile_sum, step), group_part = __shfl_up_sync(~0u, group_sum, step);
-        if (lane >= step) {
-          tile_sum += tile_part;
-          group_sum += group_part;
-        }
-      }
-      const uint32_t votes = __ballot_sync(~0u, mine > 0);
-      if (mine > 0) {
-        const WorkEntry entry{base + 32 * i + lane, tiles + tile_sum - mine, groups + group_sum - split.groups, rows[i]};
-        entry.store(list + (count + __popc(votes & earlier)) * WorkEntry::kBytes);
-      }
-      count += __popc(votes);
-      tiles += __shfl_sync(~0u, tile_sum, 31);
-      groups += __shfl_sync(~0u, group_sum, 31);
-    }
+  for (int i = 0; i < kEach; i++) {
+    const Split<kWidest> split(rows[i]);
+    const bool mine = split.serves(kAbove, kWidth);
+    tiles += mine ? split.tiles : 0;
+    groups += split.groups;
+    count += mine;
   }
-  active = count;
-  return tiles;
+  const int tile_end = lane_sum(tiles), group_end = lane_sum(groups), count_end = lane_sum(count);
+  int tile = tile_end - tiles, group = group_end - groups;
+  uint32_t place = list + (count_end - count) * WorkEntry::kBytes;
+#pragma unroll
+  for (int i = 0; i < kEach; i++) {
+    const Split<kWidest> split(rows[i]);
+    if (split.serves(kAbove, kWidth)) {
+      WorkEntry{first + i, tile, group, rows[i]}.store(place);
+      place += WorkEntry::kBytes;
+      tile += split.tiles;
+    }
+    group += split.groups;
+  }
+  active = __shfl_sync(~0u, count_end, 31);
+  return __shfl_sync(~0u, tile_end, 31);
 }
 
 // Walks this block's share: items blockIdx.x, blockIdx.x + gridDim.x, ...
@@ -111,7 +119,7 @@ struct Cursor {
   // The next item, or one with expert < 0.
   __device__ WorkItem next() {
     if (index >= items) return WorkItem{-1, 0, 0, 0};
-    const int tile = index / kRowTiles, row_tile = index % kRowTiles;
+    const int tile = unsigned(index) / kRowTiles, row_tile = unsigned(index) % kRowTiles;
     WorkEntry e = WorkEntry::load(entry);
     while (entry != last) {
       const WorkEntry later = WorkEntry::load(entry + WorkEntry::kBytes);
