@@ -50,12 +50,14 @@ class BuildReport:
         variants: one entry a variant of every target that could be built.
         disabled: targets without a toolchain, with the reason and the way to get one.
         archs: architecture tag that each target was built for.
+        notices: what a person should know about those, such as a CPU below the usual baseline.
     """
 
     package: str
     variants: list[VariantReport] = field(default_factory=list)
     disabled: dict[Target, str] = field(default_factory=dict)
     archs: dict[Target, str] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
 
     @property
     def failed(self) -> list[VariantReport]:
@@ -119,6 +121,7 @@ def build(
             continue
         work = _TargetBuild(package_dir, package, target, compilers, store, progress)
         report.archs[target] = work.arch
+        report.notices += sorted({compiler.notice for compiler in compilers.values()} - {""})
         report.variants += work.run(jobs or _cores(), settings.no_build)
     return report
 

@@ -52,6 +52,11 @@ class CuTeDSL:
         """The one architecture that the cubin runs on."""
         return self._arch
 
+    @property
+    def notice(self) -> str:
+        """Nothing: the architecture is the target's own."""
+        return ""
+
     def discover(self) -> str:
         """Version of nvidia-cutlass-dsl; raises ToolchainMissing."""
         find_gxx()

@@ -85,7 +85,9 @@ class Gxx:
     """
 
     def __init__(self, arch: str | None = None) -> None:
-        self._arch = arch or host_cpu_arch().name
+        host = host_cpu_arch()
+        self._arch = arch or host.name
+        self._notice = "" if arch else host.notice
 
     @property
     def name(self) -> str:
@@ -96,6 +98,11 @@ class Gxx:
     def arch(self) -> str:
         """``x86-64-v3``, ``x86-64-v2`` or ``armv8-a``."""
         return self._arch
+
+    @property
+    def notice(self) -> str:
+        """Why kernels are not built for the usual baseline, if they are not."""
+        return self._notice
 
     def discover(self) -> str:
         """Version line of g++; raises ToolchainMissing."""

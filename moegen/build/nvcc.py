@@ -42,6 +42,11 @@ class Nvcc:
         """The one architecture that the cubin runs on."""
         return self._arch
 
+    @property
+    def notice(self) -> str:
+        """Nothing: the architecture is the target's own."""
+        return ""
+
     def discover(self) -> str:
         """nvcc's build string and where it was found; raises ToolchainMissing."""
         find_gxx()

@@ -92,6 +92,11 @@ class Toolchain(Protocol):
         """Architecture tag of its artifacts."""
         ...
 
+    @property
+    def notice(self) -> str:
+        """What a person should know about this choice of architecture; empty when there is nothing."""
+        ...
+
     def discover(self) -> str:
         """Finds the compiler and returns its version.
 

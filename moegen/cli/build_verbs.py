@@ -59,6 +59,8 @@ class _Bars:
 def _show(report: "BuildReport", name: str, seconds: float) -> None:
     counts = [(target.value, arch, *_counts(report, target)) for target, arch in report.archs.items()]
     show_table(("target", "arch", "built", "already there", "failed"), counts, f"{name}: {duration(seconds)}")
+    for notice in report.notices:
+        show_note(notice)
     for target, reason in report.disabled.items():
         show_note(f"{target.value} is disabled: {reason}")
     for failure in report.failed:

@@ -15,6 +15,7 @@ from moegen.build import builder
 from moegen.build.builder import BUILT, HIT, Progress, artifact_key, build
 from moegen.build.gxx import Gxx
 from moegen.build.toolchain import CompileJob, Done, Status
+from moegen.core.cpu import host_cpu_arch
 from moegen.core.enums import Target
 from moegen.core.errors import BuildRefused, MoegenError, StaleGenerated, StoreError, StoreFull, ToolchainMissing
 from moegen.core.package import Package
@@ -210,6 +211,20 @@ def test_key_sees_the_toolchain_and_not_the_place(tmp_path: Path) -> None:
 
     keys = {artifact_key(entry, toolchain).digest for toolchain in (Gxx("x86-64-v3"), Gxx("x86-64-v2"), Newer())}
     assert len(keys) == 3
+
+
+def test_machine_below_the_baseline_is_told(
+    tmp_path: Path, store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moegen.build import gxx as module
+
+    monkeypatch.setattr(module, "host_cpu_arch", lambda: host_cpu_arch("x86_64", "flags : ssse3"))
+    plain_package(tmp_path / "package", count=1)
+    report = run(tmp_path / "package", store, Gxx())
+    assert report.archs == {Target.CPU: "x86-64-v2"}
+    assert len(report.notices) == 1
+    assert "avx2" in report.notices[0]
+    assert run(tmp_path / "package", store, Gxx("x86-64-v2")).notices == []
 
 
 def test_unknown_target_and_missing_manifest(tmp_path: Path, store: ArtifactStore) -> None:
