@@ -5,6 +5,7 @@ The host work of a call depends on T alone; nothing reads device data, so a call
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from moegen.runtime.workspace import ACCUMULATOR, Workspace, main_op, pipeline_d
 CALLER = ("x", "topk_ids", "topk_weights", "y", "first_expert")
 """Arguments that change from call to call, in the order in which :meth:`BoundPipeline.launch` takes them."""
 _MOST_BOUND = 1024
+_NO_GUARD: AbstractContextManager[object] = nullcontext()
 TOKEN_DTYPES = {TokenDtype.BF16: torch.bfloat16, TokenDtype.FP16: torch.float16}
 
 
@@ -167,7 +169,7 @@ class Engine:
         tokens = x.shape[0]
         if tokens:
             decision = self.decider.decide(tokens)
-            with self.pool.slot() as slot:
+            with self._on_device(), self.pool.slot() as slot:
                 self.decider.counts[decision.source] += 1
                 self.bound(decision.pipeline, tokens, slot).launch(x, topk_ids, topk_weights, y, self.first_expert)
         return y
@@ -183,6 +185,10 @@ class Engine:
                     self._bound.pop(next(iter(self._bound)))
                 self._bound[key] = found
         return found
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Makes the weights' GPU the current one: kernels launch into the current context."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else _NO_GUARD
 
     def decide(self, tokens: int) -> Decision:
         """The decision for T tokens, without running anything."""

@@ -157,11 +157,36 @@ def test_fr_25_half_excluded_layer_is_refused(tmp_path: Path) -> None:
         ("*.mlp.experts", "model.layers.1.mlp.experts.0.up_proj", True),
         ("*shared_experts*", "model.layers.1.mlp.experts.0.up_proj", False),
         (r"re:.*\.0\.up_proj$", "model.layers.1.mlp.experts.0.up_proj", True),
+        (r"re:(?i)MODEL\.layers\.1\.", "model.layers.1.mlp.experts.0.up_proj", True),
+        (r"re:.*mlp\.gate$", "model.layers.1.mlp.gate_proj", False),
+        ("model.layers.?.mlp", "model.layers.1.mlp.experts.0.up_proj", True),
         ("lm_head", "model.layers.1.mlp.experts.0.up_proj", False),
     ],
 )
 def test_fr_25_patterns(pattern: str, module: str, expected: bool) -> None:
     assert excludes(pattern, module) is expected
+
+
+def test_fr_25_a_list_of_quantised_layers_excludes_the_others(tmp_path: Path) -> None:
+    """ModelOpt's mixed precision names what it quantised; experts named as FP8, or not at all, are not NVFP4."""
+    tensors = per_expert(random_weights(), container(0), LEAVES)
+    tensors |= per_expert(random_weights(), container(1), LEAVES)
+    listed = {
+        "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"},
+        "model.layers.1.mlp.experts": {"quant_algo": "FP8"},
+    }
+    quantization = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed}
+    write_checkpoint(tmp_path, tensors, quantization, experts=3)
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.quantised_layers() == (0,)
+    with pytest.raises(CheckpointError, match="quantized_layers"):
+        checkpoint.read_experts(1, **SHAPE)
+
+
+def test_fr_25_a_broken_pattern_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {"x": torch.zeros(1)}, {**MODELOPT_NVFP4, "ignore": ["re:layers.(1"]}, experts=3)
+    with pytest.raises(CheckpointError, match=r"'re:layers\.\(1' is no regular expression"):
+        Checkpoint(tmp_path)
 
 
 def test_fr_26_keys_outside_the_experts_never_abort(tmp_path: Path) -> None:

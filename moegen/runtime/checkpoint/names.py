@@ -159,24 +159,26 @@ class Found:
     rests: frozenset[str]
 
 
-_LAYER = re.compile(rf"^(?P<prefix>{'|'.join(re.escape(p) for p in PREFIXES)})layers\.(?P<layer>\d+)\.(?P<rest>.+)$")
+_BLOCKS = sorted({block for convention in CONVENTIONS for block in convention.blocks})
+_NAME = re.compile(
+    rf"(?P<container>(?:{'|'.join(map(re.escape, PREFIXES))})layers\.(?P<layer>\d+)"
+    rf"\.(?P<block>{'|'.join(map(re.escape, _BLOCKS))}))\.(?P<rest>.+)"
+)
 
 
 def layers_with_experts(names: Iterable[str]) -> dict[int, list[Found]]:
     """Every layer that has expert tensors under a known convention; more than one entry means an ambiguous layer."""
-    modules: dict[tuple[str, int], set[str]] = {}
+    rests: dict[tuple[int, str, str], set[str]] = {}
     for name in names:
-        match = _LAYER.match(name)
+        match = _NAME.fullmatch(name)
         if match:
-            modules.setdefault((match["prefix"], int(match["layer"])), set()).add(match["rest"])
+            rests.setdefault((int(match["layer"]), match["container"], match["block"]), set()).add(match["rest"])
     found: dict[int, list[Found]] = {}
-    for (prefix, layer), rests in sorted(modules.items()):
+    for (layer, container, block), below in sorted(rests.items()):
         for convention in CONVENTIONS:
-            for block in convention.blocks:
-                below = frozenset(rest[len(block) + 1 :] for rest in rests if rest.startswith(block + "."))
-                if any(_belongs(convention, rest) for rest in below):
-                    container = f"{prefix}layers.{layer}.{block}"
-                    found.setdefault(layer, []).append(Found(convention=convention, container=container, rests=below))
+            if block in convention.blocks and any(_belongs(convention, rest) for rest in below):
+                entry = Found(convention=convention, container=container, rests=frozenset(below))
+                found.setdefault(layer, []).append(entry)
     return found
 
 

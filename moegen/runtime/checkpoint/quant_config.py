@@ -5,7 +5,9 @@ Read from config.json (``quantization_config``) and from ModelOpt's hf_quant_con
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from moegen.core.errors import CheckpointError
 from moegen.runtime.checkpoint.names import COMPRESSED_TENSORS, MODELOPT, Dialect
 
 _FIX = "give a checkpoint quantised to NVFP4 by ModelOpt or by compressed-tensors"
+_REGEX = "re:"
 _ALGORITHMS = {"NVFP4": ActFormat.NVFP4, "W4A16_NVFP4": ActFormat.BF16, "NVFP4_W4A16": ActFormat.BF16}
 
 
@@ -25,7 +28,7 @@ class QuantConfig:
         dialect: whose names and scale forms the tensors follow.
         act_format: NVFP4 when the experts were quantised for W4A4, BF16 for W4A16.
         excluded: patterns of modules left unquantised.
-        listed: module → algorithm, where the checkpoint lists quantised modules one by one; empty otherwise.
+        listed: module → algorithm, where the checkpoint lists what it quantised; empty otherwise.
     """
 
     dialect: Dialect
@@ -34,24 +37,52 @@ class QuantConfig:
     listed: dict[str, str] = field(default_factory=dict)
 
     def exclusion(self, module: str) -> str | None:
-        """The pattern that leaves ``module`` (``model.layers.1.mlp.experts.0.up_proj``) unquantised, or None."""
-        return next((pattern for pattern in self.excluded if excludes(pattern, module)), None)
+        """Why ``module`` (``model.layers.1.mlp.experts.0.up_proj``) is not NVFP4: the pattern that excludes it, or the
+        list that does not name it; None when it is."""
+        names = _with_ancestors(module)
+        if self.listed and not any(self.listed.get(name) in _ALGORITHMS for name in names):
+            return "quantized_layers"
+        if not any(pattern.match(name) for pattern in self._patterns for name in names):
+            return None
+        return next(pattern for pattern in self.excluded if excludes(pattern, module))
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], ...]:
+        """Globs in one expression, since a checkpoint has hundreds of them and tens of thousands of modules; regular
+        expressions, which are few and may carry flags, one by one."""
+        globs = "|".join(_expression(pattern) for pattern in self.excluded if not pattern.startswith(_REGEX))
+        regexes = [_expression(pattern) for pattern in self.excluded if pattern.startswith(_REGEX)]
+        return tuple(re.compile(text) for text in [*([globs] if globs else []), *regexes])
 
 
 def excludes(pattern: str, module: str) -> bool:
-    """True when an exclude pattern covers a module.
+    """True when an exclude pattern covers a module or one of its ancestors.
 
-    ``re:…`` is a regular expression that must match from the start; a pattern with ``*`` is a glob; anything else names
-    the module or one of its ancestors. A glob's ``*`` right after a digit does not run into further digits:
-    ``model.layers.1*`` covers layer 1, not layers 10 to 19.
+    ``re:…`` is a regular expression that must match from the start; in anything else ``*`` and ``?`` are wildcards. A
+    ``*`` right after a digit does not run into further digits: ``model.layers.1*`` covers layer 1, not layers 10 to 19.
     """
-    if pattern.startswith("re:"):
-        return re.match(pattern[3:], module) is not None
-    if "*" in pattern or "?" in pattern:
-        expression = re.escape(pattern).replace(r"\?", ".")
-        expression = re.sub(r"(?<=\d)\\\*", r"(?!\\d).*", expression).replace(r"\*", ".*")
-        return any(re.fullmatch(expression, name) is not None for name in _with_ancestors(module))
-    return module == pattern or module.startswith(pattern + ".")
+    return any(re.match(_expression(pattern), name) for name in _with_ancestors(module))
+
+
+def _expression(pattern: str) -> str:
+    """A pattern as a regular expression for ``match``."""
+    if pattern.startswith(_REGEX):
+        return pattern[len(_REGEX) :]
+    escaped = re.escape(pattern).replace(r"\?", ".")
+    return re.sub(r"(?<=\d)\\\*", r"(?!\\d).*", escaped).replace(r"\*", ".*") + r"\Z"
+
+
+def _checked(patterns: Iterable[object], where: str) -> tuple[str, ...]:
+    """Exclude patterns, each once; a regular expression that is none is an error now."""
+    found = tuple(dict.fromkeys(str(pattern) for pattern in patterns))
+    for pattern in found:
+        try:
+            re.compile(_expression(pattern))
+        except re.error as error:
+            raise CheckpointError(
+                f"exclude pattern {pattern!r} is no regular expression ({error})", where, _FIX
+            ) from error
+    return found
 
 
 def _with_ancestors(module: str) -> list[str]:
@@ -113,12 +144,12 @@ def _modelopt(quantization: dict[str, Any], modelopt: dict[str, Any], where: str
     group = modelopt.get("group_size", 16)
     if group != 16:
         raise CheckpointError(f"group_size {group}, NVFP4 has 16", where, _FIX)
-    excluded = tuple(dict.fromkeys(str(pattern) for pattern in patterns))
+    excluded = _checked(patterns, where)
     return QuantConfig(dialect=MODELOPT, act_format=_ALGORITHMS[algorithm], excluded=excluded, listed=listed)
 
 
 def _compressed_tensors(quantization: dict[str, Any], where: str) -> QuantConfig:
-    excluded = tuple(str(pattern) for pattern in quantization.get("ignore") or ())
+    excluded = _checked(quantization.get("ignore") or (), where)
     groups = [g for g in (quantization.get("config_groups") or {}).values() if _is_nvfp4(g.get("weights"))]
     if not groups:
         raise CheckpointError("no compressed-tensors group holds 4-bit float weights in blocks of 16", where, _FIX)
