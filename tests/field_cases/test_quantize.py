@@ -121,8 +121,11 @@ def test_fr_04_scale_bytes_run_out_where_e4m3_does(ratio, byte):
     assert got.scales[0, 1] == byte
 
 
-@pytest.mark.parametrize("contract", ALL)
-@pytest.mark.parametrize("rows", [1, 127, 128, 129])
+@pytest.mark.parametrize(
+    ("contract", "rows"),
+    [(contract, rows) for contract in ALL for rows in (1, 127, 129)]
+    + [(Contract.TE, rows) for rows in (128, 256, 384, 512, 1024)],
+)
 def test_fr_05_every_row_count_keeps_direction_and_magnitude(contract, rows):
     x = normal(rows, 2048, rows)
     pair = dynamic_pair(x, contract)[0]

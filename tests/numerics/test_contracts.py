@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
+from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpack_fp4_from_uint8
 from compressed_tensors.quantization import preset_name_to_scheme
 from compressed_tensors.quantization.lifecycle.forward import quantize as ct_quantize
 from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam
@@ -21,6 +21,7 @@ from moegen.numerics.quantize import block_amax, dequantize, dynamic_pair, quant
 F = np.float32
 ALL = list(Contract)
 NAN, INF = math.nan, math.inf
+ONE_PAIR = torch.ones(2)
 
 
 def heavy_tailed(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -97,6 +98,8 @@ def test_compressed_tensors_package_gives_the_same_bytes(dtype):
     assert torch.equal(got.scales.view(torch.float8_e4m3fn).float(), scale.float())
     assert torch.equal(got.codes[:, :88] & 0x77, pack_fp4_to_uint8(expected.float()) & 0x77)
     nonzero = expected != 0
+    unpacked = unpack_fp4_from_uint8(got.codes[:, :88].contiguous(), 48, 176, dtype=torch.float32)
+    assert torch.equal(unpacked, e2m1.decode(e2m1.unpack(got.codes, 176)))
     signs = e2m1.unpack(got.codes, 176) & 8
     assert torch.equal(signs[nonzero] != 0, expected[nonzero] < 0)
 
@@ -199,6 +202,29 @@ def test_finite_input_never_makes_a_nan(contract, scale, seed):
     assert not ((got.scales & 0x7F) == 0x7F).any()
     assert unscaled_values(got).isfinite().all()
     assert (unscaled_values(got).abs() <= 2688).all()
+
+
+@pytest.mark.parametrize("contract", ALL)
+@given(exponent=st.integers(-40, 40), seed=st.integers(0, 1000))
+def test_powers_of_two_move_into_the_second_level_scale(contract, exponent, seed):
+    x = heavy_tailed(2, 48, seed)
+    pair = contracts.pair_from_decode(torch.tensor(0.0123))
+    factor = 2.0**exponent
+    moved = torch.stack((pair[0] / factor, pair[1] * factor))
+    plain, scaled = quantize_rows(x, pair, contract), quantize_rows(x * factor, moved, contract)
+    assert torch.equal(plain.codes, scaled.codes)
+    assert torch.equal(plain.scales, scaled.scales)
+
+
+@pytest.mark.parametrize("contract", ALL)
+@given(seed=st.integers(0, 1000))
+def test_signs_and_order_within_a_block_do_not_matter_to_its_scale(contract, seed):
+    x = heavy_tailed(1, 16, seed)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(seed))
+    plain = quantize_rows(x, ONE_PAIR, contract)
+    turned = quantize_rows(-x[:, order], ONE_PAIR, contract)
+    assert torch.equal(plain.scales, turned.scales)
+    assert torch.equal(e2m1.unpack(plain.codes, 16)[:, order] ^ 8, e2m1.unpack(turned.codes, 16))
 
 
 @pytest.mark.parametrize("contract", ALL)

@@ -30,9 +30,7 @@ def accumulate_rows(
 ) -> Tensor:
     """``y_acc [T, H]`` plus each real row's ``w · value`` (fp32 product, then fp32 add), in ascending rows: one of the
     orders that atomic adds may take."""
-    total = y_acc.clone()
-    for row in (row_slot >= 0).nonzero()[:, 0].tolist():
-        slot = int(row_slot[row])
-        value = values[row] if topk_weights is None else values[row] * topk_weights.flatten()[slot]
-        total[slot // top_k] += value
-    return total
+    real = (row_slot >= 0).nonzero()[:, 0]
+    slots = row_slot[real].long()
+    added = values[real] if topk_weights is None else values[real] * topk_weights.flatten()[slots][:, None]
+    return y_acc.index_add(0, slots // top_k, added)
