@@ -55,15 +55,14 @@ def _alloc(e: Emit) -> Lowered:
         converged(w, m, "tcgen05.alloc")
         columns = int(w.R[count][0])
         tmem = w.cta.tmem
-        if two and not _peer_allocates(w):
-            return BLOCK
         try:
-            start = tmem.allocate(columns)
+            start = _allocate_pair(w, columns) if two else tmem.allocate(columns)
             if start is None:
-                w.wait = lambda: any((tmem.owner[s : s + columns] < 0).all() for s in range(0, 512, columns))
+                if w.wait is None:
+                    w.wait = lambda: any((tmem.owner[s : s + columns] < 0).all() for s in range(0, 512, columns))
                 return BLOCK
             races = w.cta.machine.races
-            if races is not None:
+            if races is not None and not two:
                 races.tmem_alloc(w.cta, start, columns)
             addresses = low_part(place.lanes(w).astype(np.uint64))
             one = np.arange(LANES) == 0
@@ -76,20 +75,29 @@ def _alloc(e: Emit) -> Lowered:
     return e.effect(run)
 
 
-def _peer_allocates(w: "Warp") -> bool:
-    """An allocation of a CTA pair is made by both: each waits until the other has come to it."""
+def _allocate_pair(w: "Warp", columns: int) -> int | None:
+    """An allocation of a CTA pair happens in both at once, when both have come to it; None until then."""
     tmem = w.cta.tmem
-    number = w.scratch.get("tmem request")
-    if number is None:
-        tmem.requests += 1
-        number = w.scratch["tmem request"] = tmem.requests
+    if tmem.granted is None:
+        pair = [cta.tmem for cta in pair_of(w, True)]
+        tmem.requested = columns
+        if any(one.requested != columns for one in pair):
+            w.wait = lambda: tmem.granted is not None or all(one.requested == columns for one in pair)
+            return None
+        starts = [one.allocate(columns) for one in pair]
+        if None in starts:
+            for one, start in zip(pair, starts, strict=True):
+                if start is not None:
+                    one.free(start, columns)
+            return None
+        races = w.cta.machine.races
+        for one, start in zip(pair, starts, strict=True):
+            one.granted, one.requested = start, 0
+            if races is not None and start is not None:
+                races.tmem_alloc(one.cta, start, columns)
         w.cta.machine.events += 1
-    peer = next(cta.tmem for cta in pair_of(w, True) if cta is not w.cta)
-    if peer.requests < number:
-        w.wait = lambda: peer.requests >= number
-        return False
-    del w.scratch["tmem request"]
-    return True
+    start, tmem.granted = tmem.granted, None
+    return start
 
 
 @instruction("tcgen05.dealloc.cta_group::{1,2}.sync.aligned.b32")

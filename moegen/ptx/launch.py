@@ -222,8 +222,6 @@ def check_launch(entry: Entry, item: Launch) -> tuple[int, int, int]:
         raise ParameterError(f"cluster {cluster} has more than 16 CTAs", where)
     if any(g % c for g, c in zip(item.grid, cluster, strict=True)):
         raise ParameterError(f"grid {item.grid} is no multiple of cluster {cluster}", where)
-    if item.dynamic_smem and not entry.dynamic_shared and item.dynamic_smem > SHARED_LIMIT:
-        raise ParameterError(f"{item.dynamic_smem} bytes of dynamic shared memory", where)
     if entry.shared_size + item.dynamic_smem > SHARED_LIMIT:
         raise ParameterError(
             f"{entry.shared_size + item.dynamic_smem} bytes of shared memory, limit {SHARED_LIMIT}", where

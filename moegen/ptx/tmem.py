@@ -20,7 +20,8 @@ class TensorMemory:
     Attributes:
         owner: per column, start of the allocation it belongs to, or -1.
         permit: whether this CTA may still allocate.
-        requests: allocations for a CTA pair that this CTA has begun.
+        requested: columns of an allocation for a CTA pair that waits for the other CTA, 0 if none.
+        granted: start of such an allocation, until its warp picks it up.
     """
 
     def __init__(self, cta: "Cta") -> None:
@@ -29,7 +30,8 @@ class TensorMemory:
         self.owner = np.full(TMEM_COLUMNS, -1, np.int16)
         self.sizes: dict[int, int] = {}
         self.permit = True
-        self.requests = 0
+        self.requested = 0
+        self.granted: int | None = None
 
     @property
     def data(self) -> np.ndarray:
