@@ -77,8 +77,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return outcomes
 
 
-def on_device(tensor: Tensor) -> Any:
-    """The same memory, labelled as a GPU's: the stand-in runtime's global memory is host memory."""
+class DLTensor(ctypes.Structure):
+    """The head of DLPack's DLManagedTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint32),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+    )
+
+
+def on_device(tensor: Tensor, rows_before: int = 0) -> Any:
+    """The same memory, labelled as a GPU's: the stand-in runtime's global memory is host memory.
+
+    ``rows_before``: rows that the tensor claims to have before its memory begins.
+    """
 
     class Labelled:
         def __dlpack_device__(self) -> tuple[int, int]:
@@ -88,8 +104,10 @@ def on_device(tensor: Tensor) -> Any:
             capsule = torch.utils.dlpack.to_dlpack(tensor)
             pointer = ctypes.pythonapi.PyCapsule_GetPointer
             pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-            device_type = pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
-            ctypes.c_int.from_address(device_type).value = 2
+            described = DLTensor.from_address(pointer(capsule, b"dltensor"))
+            described.device_type = 2
+            described.shape[0] += rows_before
+            described.data -= rows_before * tensor.stride(0) * tensor.element_size()
             return capsule
 
     return tvm_ffi.from_dlpack(Labelled())
@@ -142,7 +160,7 @@ def buffers_of(op: OpSpec, tokens: int) -> dict[str, Tensor]:
     return held
 
 
-def execute(outcome: Outcome, op: OpSpec, held: dict[str, Tensor]) -> None:
+def execute(outcome: Outcome, op: OpSpec, held: dict[str, Tensor], tokens_before_x: int = 0) -> None:
     """Calls the compiled entry; the interpreter runs its launches and reports nothing."""
     runtime()
     session = Session()
@@ -151,7 +169,8 @@ def execute(outcome: Outcome, op: OpSpec, held: dict[str, Tensor]) -> None:
     tensors = [held[argument.name] for argument in arguments(op)]
     for tensor, argument in zip(tensors, arguments(op), strict=True):
         session.register(tensor, argument.name)
-    assert session.call(entry, *map(on_device, tensors)).reports == []
+    labelled = [on_device(tensor, tokens_before_x if tensor is held.get("x") else 0) for tensor in tensors]
+    assert session.call(entry, *labelled).reports == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -234,3 +253,15 @@ def test_every_bf16_value(built: dict[str, Outcome]) -> None:
     execute(built["te"], BASE, held)
     for buffer in ("x_codes", "x_scales"):
         assert torch.equal(held[buffer], written[buffer]), buffer
+
+
+def test_gathered_rows_lie_beyond_32_bits(built: dict[str, Outcome]) -> None:
+    """The only rows that exist are 5 GB past where ``x`` claims to begin."""
+    held = buffers_of(BASE, tokens=29)
+    written = run_op(BASE, held)
+    skipped = 32_000_000
+    moved = dict(held)
+    moved["row_slot"] = torch.where(held["row_slot"] < 0, held["row_slot"], held["row_slot"] + skipped * TOP_K)
+    execute(built["te"], BASE, moved, tokens_before_x=skipped)
+    rows = defined_rows("x_codes", held["totals"], held["row_slot"], BASE.scale_layout)
+    assert torch.equal(moved["x_codes"][rows], written["x_codes"][rows])
