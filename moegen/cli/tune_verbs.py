@@ -60,9 +60,9 @@ def tune(
     Ctrl-C keeps every finished point; the same command goes on from there.
     """
     from moegen.cli.packages import load_package
-    from moegen.tune.freeze import freeze_tables
+    from moegen.tune.freeze import freeze_tables, policy_content
     from moegen.tune.planning import tune_points
-    from moegen.tune.policy import SelectPolicy, measure_policy
+    from moegen.tune.policy import SelectPolicy, Stage, measure_policy
     from moegen.tune.rig import open_book
     from moegen.tune.session import Ending, TuneSession
     from moegen.tune.tables import write_tables
@@ -103,6 +103,8 @@ def tune(
         raise typer.Exit(130)
     tables = freeze_tables(results, manifest, target, SelectPolicy(), pins)
     paths = write_tables(tables, None)
+    if any(table.policy != policy_content(policy.record(Stage.FINAL)) for table in tables):
+        show_note("the table keeps measurements under another policy, which cover more points than these")
     _show(report, tables, paths, manifest, as_json)
 
 

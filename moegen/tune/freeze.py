@@ -1,5 +1,6 @@
 """Trials to frozen tables: one for each numerics class that a package offers on a target."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from moegen.core.canonical import Json, canonical_json, digest, plain
@@ -9,8 +10,8 @@ from moegen.core.ops import Numerics
 from moegen.core.package import Package, TargetPackage
 from moegen.store.database import Result
 from moegen.store.tables import Point, Table
-from moegen.store.trials import Pin, Policy
-from moegen.tune.policy import SelectPolicy
+from moegen.store.trials import Pin, Policy, Subject
+from moegen.tune.policy import SelectPolicy, Stage
 from moegen.tune.select import Choice, Reason, choose
 
 
@@ -28,14 +29,21 @@ def numerics_text(numerics: Numerics) -> str:
     return canonical_json(numerics).decode()
 
 
-def newest_view(results: Iterable[Result]) -> list[Result]:
-    """Trials of the machine and the measurement policy of the newest session: those that may stand in one table."""
+def table_view(results: Iterable[Result]) -> list[Result]:
+    """The trials that may stand in one table: of the newest session's machine, and of one measurement policy.
+
+    The policy is the one that covers most points, the newest of several: a quick look at one point never displaces a
+    full table.
+    """
     results = list(results)
     if not results:
         return []
-    newest = max(results, key=lambda result: (result.session.started, result.session.id))
-    wanted = _view_key(newest)
-    return [result for result in results if _view_key(result) == wanted]
+    newest = max(results, key=_age)
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        if _machine(result) == _machine(newest):
+            groups[canonical_json(policy_content(result.policy)).decode()].append(result)
+    return max(groups.values(), key=lambda group: (len(_points(group)), max(map(_age, group))))
 
 
 def policy_content(policy: Policy) -> dict[str, Json]:
@@ -47,7 +55,7 @@ def policy_content(policy: Policy) -> dict[str, Json]:
 def choices_by_class(
     results: Iterable[Result], package: Package, target: Target, policy: SelectPolicy, pins: Iterable[Pin] = ()
 ) -> dict[Numerics, list[Choice]]:
-    """Winners of each numerics class of a target, from trials of one view (:func:`newest_view`)."""
+    """Winners of each numerics class of a target, from trials of one view (:func:`table_view`)."""
     view, pinned = list(results), list(pins)
     return {
         numerics: choose(view, default, numerics_text(numerics), policy, pinned)
@@ -63,7 +71,7 @@ def freeze_tables(
     Raises:
         TuneError: no trial of this package and target, or none that is valid.
     """
-    view = newest_view(
+    view = table_view(
         result
         for result in results
         if result.problem.package == package.digest and result.problem.target == target.value
@@ -72,7 +80,7 @@ def freeze_tables(
         raise TuneError(
             f"no trials of {package.name} on {target.value}", "database", f"moegen tune --target {target.value}"
         )
-    newest = max(view, key=lambda result: (result.session.started, result.session.id))
+    newest = max(view, key=_age)
     tables = [
         Table(
             package=package.digest,
@@ -108,5 +116,18 @@ def _content(policy: SelectPolicy) -> dict[str, Json]:
     return content
 
 
-def _view_key(result: Result) -> tuple[str, str, str]:
-    return result.environment.device, result.environment.arch, canonical_json(policy_content(result.policy)).decode()
+def _machine(result: Result) -> tuple[str, str]:
+    return result.environment.device, result.environment.arch
+
+
+def _age(result: Result) -> tuple[float, str]:
+    return result.session.started, result.session.id
+
+
+def _points(results: Iterable[Result]) -> set[tuple[int, str]]:
+    """Points at which some pipeline ran all rounds."""
+    return {
+        (result.problem.tokens, result.routing.label)
+        for result in results
+        if result.problem.subject is Subject.PIPELINE and result.policy.parameters["stage"] == Stage.FINAL.value
+    }

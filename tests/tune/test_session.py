@@ -16,7 +16,7 @@ from moegen.store.trials import Session, Subject
 from moegen.tune.fidelity import replay
 from moegen.tune.freeze import freeze_tables
 from moegen.tune.planning import TunePoint, tune_points
-from moegen.tune.policy import Effort, SelectPolicy, measure_policy
+from moegen.tune.policy import Effort, MeasurePolicy, SelectPolicy, measure_policy
 from moegen.tune.session import Ending, SessionReport, Step, TuneSession
 from moegen.tune.worker import Worker
 from tests.tune.packages import fake_package, fake_pipeline, simple_package
@@ -40,12 +40,13 @@ def tune(database: TrialDatabase) -> Iterator[Tune]:
         times_us: dict[str, float],
         behaviours: dict[str, str] | None = None,
         points: list[TunePoint] | None = None,
+        policy: MeasurePolicy = POLICY,
         **options: Any,
     ) -> SessionReport:
         fakes: dict[str, Any] = {"times_us": times_us, "behaviours": behaviours or {}}
         worker = Worker("tests.tune.fakes:make_fake", fakes, timeout_s=3.0)
         workers.append(worker)
-        session = TuneSession(package, Target.CPU, worker, database, POLICY, **options)
+        session = TuneSession(package, Target.CPU, worker, database, policy, **options)
         return session.run(points or tune_points(package))
 
     yield run
@@ -155,6 +156,19 @@ def test_freeze_is_reproducible_from_an_exported_pack(tune: Tune, database: Tria
     (strict,) = freeze_tables(database.results(), package, Target.CPU, SelectPolicy(switch_margin=0.6))
     assert {point.winner for point in strict.points} == {"default"}
     assert len(replay(ours, strict)) == 2
+
+
+def test_a_quick_look_at_one_point_does_not_displace_a_full_table(tune: Tune, database: TrialDatabase) -> None:
+    package, times = simple_package("default", "fast"), {"default": 100.0, "fast": 50.0}
+    tune(package, times)
+    (before,) = freeze_tables(database.results(), package, Target.CPU, SelectPolicy())
+    tune(package, times, points=tune_points(package, tokens=[4]), policy=replace(POLICY, max_rounds=7))
+    (after,) = freeze_tables(database.results(), package, Target.CPU, SelectPolicy())
+    assert after.digest == before.digest
+    tune(package, times, policy=replace(POLICY, max_rounds=7))
+    (renewed,) = freeze_tables(database.results(), package, Target.CPU, SelectPolicy())
+    assert renewed.policy["max_rounds"] == 7
+    assert len(renewed.points) == len(before.points)
 
 
 def test_no_trials_and_no_built_pipeline_are_typed_errors(tune: Tune, database: TrialDatabase) -> None:

@@ -14,7 +14,7 @@ from moegen.store.database import Result
 from moegen.store.tables import Fit, Match, Table
 from moegen.store.trials import Environment, Pin, Subject, Trial
 from moegen.tune.fidelity import Regret, flip_rate, regret, times, winners
-from moegen.tune.freeze import choices_by_class, freeze_tables, newest_view, policy_content
+from moegen.tune.freeze import choices_by_class, freeze_tables, policy_content, table_view
 from moegen.tune.policy import SelectPolicy
 from moegen.tune.select import Choice
 
@@ -95,7 +95,7 @@ def gather(
     """
     mine = [r for r in results if r.problem.package == package.digest and r.problem.target == target.value]
     tables = freeze_tables(mine, package, target, selection, pins)
-    view = newest_view(mine)
+    view = table_view(mine)
     newest = max(view, key=lambda result: (result.session.started, result.session.id))
     pipelines = {pipeline.name: pipeline for pipeline in package.targets[target].pipelines}
     return ReportData(
