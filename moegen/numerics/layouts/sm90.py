@@ -260,7 +260,8 @@ def _split(data: Tensor, tiles: int, depth: int) -> tuple[Tensor, Tensor]:
     """(code bytes ``[units, tiles, 4096]``, scale bytes ``[units, tiles, 512]``) of one expert."""
     units, half_tail = units_of(depth)
     full = units - half_tail
-    body = data[: full * tiles * (SCALE_BYTES + 2 * CHUNK_BYTES)].view(full, tiles, -1)
+    unit_bytes = SCALE_BYTES + 2 * CHUNK_BYTES
+    body = data[: full * tiles * unit_bytes].view(full, tiles, unit_bytes)
     if half_tail:
         tail = data[body.numel() :].view(1, tiles, -1)
         body = torch.cat((body, torch.nn.functional.pad(tail, (0, CHUNK_BYTES))))
