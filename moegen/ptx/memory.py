@@ -205,6 +205,15 @@ def scatter_block(block: Block, addresses: Any, width: int, mask: Mask, values: 
     block.views[width][(offset >> np.uint64(_SHIFT[width])).view(np.int64)] = values
 
 
+def _block_of_first(memory: GlobalMemory, addresses: Any, width: int, mask: Mask) -> Block:
+    lane = 0 if mask is ALL else int(mask.argmax())
+    try:
+        return memory.find(int(addresses[lane]), width)
+    except MemoryFault as fault:
+        fault.lane = lane
+        raise
+
+
 def gather_global(memory: GlobalMemory, addresses: Any, width: int, mask: Mask) -> Any:
     """Elements of ``width`` bytes at global u64 addresses.
 
@@ -212,8 +221,7 @@ def gather_global(memory: GlobalMemory, addresses: Any, width: int, mask: Mask) 
         MemoryFault: outside every allocation, or misaligned.
     """
     check_aligned(addresses, width, mask)
-    first = int(addresses[0] if mask is ALL else addresses[mask.argmax()])
-    block = memory.find(first, width)
+    block = _block_of_first(memory, addresses, width, mask)
     try:
         return gather_block(block, addresses, width, mask)
     except IndexError:
@@ -230,8 +238,7 @@ def scatter_global(memory: GlobalMemory, addresses: Any, width: int, mask: Mask,
         MemoryFault: outside every allocation, or misaligned.
     """
     check_aligned(addresses, width, mask)
-    first = int(addresses[0] if mask is ALL else addresses[mask.argmax()])
-    block = memory.find(first, width)
+    block = _block_of_first(memory, addresses, width, mask)
     try:
         scatter_block(block, addresses, width, mask, values)
     except IndexError:

@@ -50,7 +50,7 @@ class Scheduler:
                 self._retire(warp)
             machine.engine.maybe()
             if machine.steps > options.max_steps:
-                machine.report(Check.STEP_LIMIT, f"more than {options.max_steps} steps", kernel=warp.kernel.entry.name)
+                machine.fault(warp, Check.STEP_LIMIT, f"more than {options.max_steps} steps")
         while machine.engine.step():
             pass
 

@@ -229,9 +229,11 @@ class Warp:
         self.turns += 1
         if self.turns % 8 == 0:
             # Lanes that spin at a low pc must not starve those that they wait for.
-            others = sorted(self.groups, key=lambda group: group.pc)
-            for group in others[:-1]:
-                group.stalled = True
+            last = max(self.groups, key=lambda group: group.pc)
+            self.groups.remove(last)
+            self.pc = last.pc
+            self.mask = ALL if last.mask.all() else last.mask
+            return
         self._resume()
 
     def where(self) -> list[tuple[int, Mask]]:
