@@ -42,7 +42,7 @@ def limits_are_dropped() -> Fault:
 
 def gate_rounding_is_ignored() -> Fault:
     """The declared rounding point of the gate does nothing."""
-    return mock.patch("moegen.numerics.reference.experts.round_at", lambda x, point: x)
+    return mock.patch.object(activations, "round_at", lambda x, point: x)
 
 
 def order_is_ignored() -> Fault:

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from moegen.core.enums import RouterWeight, ScaleLayout
 from moegen.core.ops import Activation, Numerics
-from moegen.numerics.activations import gate_value, ungated_value, up_value
+from moegen.numerics.activations import gate_value, gated_product, ungated_value
 from moegen.numerics.layouts import Halves, split_rows, weight_pack
 from moegen.numerics.quantize import Quantized, unscaled_values
-from moegen.numerics.rounding import round_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,24 +86,16 @@ def products(rows: Tensor, bank: Bank, span: Span, decode: Tensor | None) -> tup
     return tuple(values)
 
 
+RowReader = Callable[[int, int], Tensor]
+"""fp32 values of padded rows [start, stop): ``[stop - start, K]``."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Activated:
-    """fp32 ``[R, I]`` buffers after the activation; ``gate`` is G(gate), None without a gate."""
+    """fp32 ``[R, I]`` buffers after the activation; ``gate`` is G(gate) where it was asked for."""
 
     gate: Tensor | None
     product: Tensor
-
-
-def activate(values: tuple[Tensor, ...], activation: Activation, numerics: Numerics) -> tuple[Tensor | None, Tensor]:
-    """Step 4: (G(gate), round_gate(G(gate)) · U(up)), or (None, F(v))."""
-    if len(values) == 1:
-        return None, ungated_value(activation, values[0])
-    gate = gate_value(activation, values[0])
-    return gate, round_at(gate, numerics.gate_round) * up_value(activation, values[1])
-
-
-RowReader = Callable[[int, int], Tensor]
-"""fp32 values of padded rows [start, stop): ``[stop - start, K]``."""
 
 
 def gemm1(
@@ -117,21 +108,24 @@ def gemm1(
     grouping: Iterator[Span],
     decode: Tensor | None = None,
     topk_weights: Tensor | None = None,
+    keep_gate: bool = False,
 ) -> Activated:
     """Steps 1 to 5 for all rows; the stored form is made of it by the caller. Padding rows are 0."""
-    rows, columns = len(row_slot), bank.rows
-    gate = torch.zeros(rows, columns) if bank.halves == 2 else None
-    product = torch.zeros(rows, columns)
+    gate = torch.zeros(len(row_slot), bank.rows) if keep_gate else None
+    product = torch.zeros(len(row_slot), bank.rows)
     for span in grouping:
         here = slice(span.start, span.stop)
         values = products(read_rows(span.start, span.stop), bank, span, decode)
-        activated, value = activate(values, activation, numerics)
+        if bank.halves == 2:
+            value = gated_product(activation, values[0], values[1], numerics.gate_round)
+        else:
+            value = ungated_value(activation, values[0])
         if numerics.router_weight is RouterWeight.PRE_QUANT:
             assert topk_weights is not None
             value = value * topk_weights.flatten()[row_slot[here].long()][:, None]
         product[here] = value
-        if gate is not None and activated is not None:
-            gate[here] = activated
+        if gate is not None:
+            gate[here] = gate_value(activation, values[0])
     return Activated(gate=gate, product=product)
 
 

@@ -116,6 +116,7 @@ def _gemm1(op: OpSpec, buffers: Buffers) -> dict[str, Tensor]:
         grouping=experts.spans(buffers["expert_offsets"], buffers["expert_rows"]),
         decode=buffers["x_scale"][0, 1] if op.w4a4 else None,
         topk_weights=buffers.get("topk_weights"),
+        keep_gate=op.epilogue is Epilogue.INTERLEAVED,
     )
     if op.epilogue is Epilogue.INTERLEAVED:
         assert result.gate is not None
