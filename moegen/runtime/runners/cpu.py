@@ -55,15 +55,22 @@ def _host_arch() -> str:
     return host_cpu_arch().name
 
 
-def load_entry(directory: Path, symbol: str) -> Kernel:
-    """The exported function ``symbol`` of an artifact's ``kernel.so``; raises StoreError."""
+def load_object(directory: Path, symbol: str) -> tvm_ffi.Module:
+    """An artifact's ``kernel.so``, which exports ``symbol``; raises StoreError."""
     path = directory / OBJECT
     try:
-        return tvm_ffi.load_module(str(path))[symbol]
+        module = tvm_ffi.load_module(str(path))
+        module.get_function(symbol)
     except (OSError, RuntimeError, AttributeError, KeyError) as error:
         raise StoreError(
             f"cannot load {symbol} ({error})", str(path), "moegen cache verify, then moegen build"
         ) from error
+    return module
+
+
+def load_entry(directory: Path, symbol: str) -> Kernel:
+    """The exported function ``symbol`` of an artifact's ``kernel.so``; raises StoreError."""
+    return load_object(directory, symbol)[symbol]
 
 
 @cache

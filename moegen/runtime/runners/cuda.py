@@ -12,8 +12,12 @@ from moegen.core.devices import PLANNING_DEVICE, DeviceFacts
 from moegen.core.enums import Target
 from moegen.core.errors import MoegenError
 from moegen.core.runner import Kernel
-from moegen.runtime.runners.cpu import load_entry
+from moegen.runtime.runners.cpu import load_object
+from moegen.runtime.runners.dsl_runtime import load_runtime
 
+PREPARE = "prepare"
+DSL_OBJECT = "kernel.o"
+"""Only artifacts made by CuTeDSL hold one beside their shared object."""
 _CAPABILITIES = {(9, 0): Target.SM_90A, (10, 0): Target.SM_100A, (10, 3): Target.SM_103A}
 
 
@@ -64,7 +68,15 @@ class CudaRunner:
     def load(self, directory: Path, symbol: str) -> Kernel:
         """Loads ``kernel.so`` and returns its entry; tvm-ffi hands torch tensors over with torch's current stream.
 
+        An object that exports ``prepare`` loads its cubin now, on the current device, so that no graph capture has to.
+
         Raises:
             StoreError: the object cannot be loaded, or does not export ``symbol``.
+            MoegenError: the object is CuTeDSL's, and the runtime that it needs is not installed.
         """
-        return load_entry(directory, symbol)
+        if (directory / DSL_OBJECT).exists():
+            load_runtime()
+        module = load_object(directory, symbol)
+        if module.implements_function(PREPARE):
+            module[PREPARE](torch.cuda.current_device())
+        return module[symbol]
