@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SIZE = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 _DEPTH = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32}
-_POISON = np.full(LANES, 0x7FFFDEAD, np.uint32)
+_POISON = 0x7FFFDEAD
 _T = np.arange(LANES)
 
 
@@ -35,31 +35,32 @@ def _converged(w: "Warp", m: Mask, what: str) -> None:
 class Part:
     """One warp's share of an operation.
 
+    Until it is done, its accumulator registers hold arrays of a poison pattern. Such an array may be moved to other registers
+    (a compiler renames accumulators between operations) and is known by identity; anything else that reads it gets garbage.
+
     Attributes:
         warp: who issued it.
-        slots: accumulator registers.
-        sources: their values at issue, or the earlier share that will give them.
+        sources: accumulator values at issue, or the earlier share (and position) that will give them.
         a: register operand f64 [16, k], or None.
-        poison: what the registers hold until the results arrive.
         results: register values once done.
     """
 
-    __slots__ = ("a", "batch", "poison", "results", "slots", "sources", "warp")
+    __slots__ = ("a", "batch", "poison", "results", "sources", "warp")
 
     def __init__(self, warp: "Warp", slots: list[int], a: Any) -> None:
         self.warp = warp
-        self.slots = slots
         self.a = a
-        self.poison = _POISON.copy()
         self.results: list[Any] = []
-        pending: dict[int, tuple[Part, int]] = warp.scratch.setdefault("wgmma registers", {})
         self.sources: list[Any] = []
-        for k, slot in enumerate(slots):
+        pending: dict[int, tuple[Part, int]] = warp.scratch.setdefault("wgmma pending", {})
+        poison = np.full((len(slots), LANES), _POISON, np.uint32)
+        self.poison = list(poison)
+        for slot in slots:
             value = warp.R[slot]
-            earlier = pending.get(slot)
-            self.sources.append(earlier if earlier is not None and earlier[0].poison is value else value)
-            warp.R[slot] = self.poison
-            pending[slot] = (self, k)
+            self.sources.append(pending.get(id(value), value))
+        for k, (slot, array) in enumerate(zip(slots, self.poison, strict=True)):
+            pending[id(array)] = (self, k)
+            warp.R[slot] = array
         self.batch = groups.of(warp.scratch, "wgmma").open
         self.batch.reads += 1
         self.batch.writes += 1
@@ -69,12 +70,18 @@ class Part:
         return [s[0].results[s[1]] if isinstance(s, tuple) else s for s in self.sources]
 
     def finish(self, results: list[Any]) -> None:
-        """Results arrive in the registers, unless the program has overwritten them."""
+        """Results arrive in every register that still holds this share's poison."""
         self.results = results
+        known = {id(array): k for k, array in enumerate(self.poison)}
         R = self.warp.R
-        for slot, value in zip(self.slots, results, strict=True):
-            if R[slot] is self.poison:
-                R[slot] = value
+        for slot, value in enumerate(R):
+            k = known.get(id(value))
+            if k is not None:
+                R[slot] = results[k]
+        pending = self.warp.scratch["wgmma pending"]
+        for number in known:
+            del pending[number]
+        self.poison = []
         self.batch.reads -= 1
         self.batch.writes -= 1
 

@@ -24,7 +24,9 @@ def test_tables(name: str) -> None:
 
 def test_scale_tables() -> None:
     assert np.array_equal(
-        formats.table("ue8m0"), np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float64), equal_nan=True
+        formats.table("ue8m0"),
+        np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float64),
+        equal_nan=True,
     )
     assert np.array_equal(formats.table("ue4m3")[128:], formats.table("e4m3")[:128], equal_nan=True)
 
@@ -44,7 +46,9 @@ def test_nearest_even_of_every_half(name: str) -> None:
     assert np.array_equal(np.signbit(got), np.signbit(x))
 
 
-@pytest.mark.parametrize(("name", "dtype", "bits"), [("f16", np.float16, np.uint16), ("bf16", ml_dtypes.bfloat16, np.uint16)])
+@pytest.mark.parametrize(
+    ("name", "dtype", "bits"), [("f16", np.float16, np.uint16), ("bf16", ml_dtypes.bfloat16, np.uint16)]
+)
 def test_nearest_even_of_floats(name: str, dtype: type, bits: type) -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 1 << 32, 200_000, np.uint64).astype(np.uint32).view(np.float32)
@@ -76,8 +80,22 @@ def test_known_codes() -> None:
     x = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6, 1e9, -0.25, np.nan, np.inf, -np.inf])
     assert formats.round_f64(x, "e2m1", satfinite=True).tolist() == [0, 2, 2, 4, 4, 6, 6, 7, 7, 8, 7, 7, 15]
     y = np.array([247.9, 248, 250, 449, 1e9, 0.001, -0.0, np.nan, np.inf])
-    assert formats.round_f64(y, "e4m3", satfinite=True).tolist() == [0x77, 0x78, 0x78, 0x7E, 0x7E, 0x01, 0x80, 0x7F, 0x7E]
-    assert formats.round_f64(np.array([-3.0, 3.0, np.nan]), "e4m3", satfinite=True, relu=True).tolist() == [0, 0x44, 0x7F]
+    assert formats.round_f64(y, "e4m3", satfinite=True).tolist() == [
+        0x77,
+        0x78,
+        0x78,
+        0x7E,
+        0x7E,
+        0x01,
+        0x80,
+        0x7F,
+        0x7E,
+    ]
+    assert formats.round_f64(np.array([-3.0, 3.0, np.nan]), "e4m3", satfinite=True, relu=True).tolist() == [
+        0,
+        0x44,
+        0x7F,
+    ]
 
 
 def test_overflow_by_mode() -> None:

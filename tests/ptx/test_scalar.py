@@ -109,14 +109,15 @@ INTEGER: dict[str, Callable[[int, int, int], int]] = {
     "sad.u32 %r8, %r5, %r6, %r7;": lambda a, b, c: abs(a - b) + c,
     "div.u32 %r8, %r5, %r6;": lambda a, b, c: a // b if b else 0xFFFFFFFF,
     "rem.u32 %r8, %r5, %r6;": lambda a, b, c: a % b if b else a,
-    "dp4a.s32.u32 %r8, %r5, %r6, %r7;": lambda a, b, c: c
-    + sum(signed(a >> s & 255, 8) * (b >> s & 255) for s in (0, 8, 16, 24)),
+    "dp4a.s32.u32 %r8, %r5, %r6, %r7;": lambda a, b, c: (
+        c + sum(signed(a >> s & 255, 8) * (b >> s & 255) for s in (0, 8, 16, 24))
+    ),
     "{ .reg .u16 x; cvt.u16.u32 x, %r5; cvt.u32.u16 %r8, x; }": lambda a, b, c: a & 0xFFFF,
     "{ .reg .s16 x; cvt.sat.s16.s32 x, %r5; cvt.s32.s16 %r8, x; }": lambda a, b, c: max(-32768, min(32767, signed(a))),
     "cvt.s32.s8 %r8, %r5;": lambda a, b, c: signed(a & 255, 8),
-    "{ .reg .b64 x; mul.wide.s32 x, %r5, %r6; shr.s64 x, x, 17; cvt.u32.u64 %r8, x; }": lambda a, b, c: signed(a)
-    * signed(b)
-    >> 17,
+    "{ .reg .b64 x; mul.wide.s32 x, %r5, %r6; shr.s64 x, x, 17; cvt.u32.u64 %r8, x; }": lambda a, b, c: (
+        signed(a) * signed(b) >> 17
+    ),
     "{ .reg .u32 x; add.cc.u32 x, %r5, %r6; addc.u32 %r8, %r7, 0; }": lambda a, b, c: c + (a + b >> 32),
     "{ .reg .u32 x; sub.cc.u32 x, %r5, %r6; subc.u32 %r8, %r7, 0; }": lambda a, b, c: c - int(a < b),
 }
@@ -125,7 +126,9 @@ del INTEGER["bfi.b32 %r8, %r7, %r1, %r5, %r6;"]
 
 @pytest.mark.parametrize("statement", INTEGER)
 def test_integers(statement: str) -> None:
-    want = [INTEGER[statement](a, b, c) & 0xFFFFFFFF for a, b, c in zip(A.tolist(), B.tolist(), C.tolist(), strict=True)]
+    want = [
+        INTEGER[statement](a, b, c) & 0xFFFFFFFF for a, b, c in zip(A.tolist(), B.tolist(), C.tolist(), strict=True)
+    ]
     assert apply3(statement).tolist() == want
 
 
@@ -175,7 +178,9 @@ Z = np.array([*np.roll(SPECIAL * 4, 5), *(RNG.standard_normal(204) * np.exp2(RNG
 
 
 def floats(statement: str) -> Any:
-    return apply3(statement + " mov.b32 %r8, %f8;", X.view(np.uint32), Y.view(np.uint32), Z.view(np.uint32)).view(np.float32)
+    return apply3(statement + " mov.b32 %r8, %f8;", X.view(np.uint32), Y.view(np.uint32), Z.view(np.uint32)).view(
+        np.float32
+    )
 
 
 def same(got: Any, want: Any) -> None:
@@ -248,7 +253,11 @@ def test_directed_rounding(name: str, mode: str) -> None:
     for k, (x, y) in enumerate(zip(map(float, X), map(float, Y), strict=True)):
         if not (math.isfinite(x) and math.isfinite(y)) or (name == "div" and y == 0):
             continue
-        exact = {"add": lambda: Fraction(x) + Fraction(y), "mul": lambda: Fraction(x) * Fraction(y), "div": lambda: Fraction(x) / Fraction(y)}[name]()  # noqa: B023
+        exact = {
+            "add": lambda: Fraction(x) + Fraction(y),
+            "mul": lambda: Fraction(x) * Fraction(y),
+            "div": lambda: Fraction(x) / Fraction(y),
+        }[name]()  # noqa: B023
         if exact:
             assert got[k] == np.float32(rounded(exact, mode)), (x, y)
         else:
@@ -276,8 +285,10 @@ def test_minimum_and_maximum_rules() -> None:
             assert math.isnan(low[k])
             assert math.isnan(high[k])
             continue
+
         def key(v: float) -> tuple[float, float]:
             return (v, math.copysign(1, v))
+
         assert key(float(low[k])) == key(min(numbers, key=key))
         assert key(float(high[k])) == key(max(numbers, key=key))
         assert math.isnan(strict[k]) == (len(numbers) < 2)
@@ -335,7 +346,9 @@ def test_packed_conversions_put_the_first_source_high() -> None:
 @pytest.mark.parametrize(("kind", "dtype"), [("e4m3x2", ml_dtypes.float8_e4m3fn), ("e5m2x2", ml_dtypes.float8_e5m2)])
 def test_fp8_conversions(kind: str, dtype: Any) -> None:
     got = apply3(
-        f"{{ .reg .b16 h; cvt.rn.satfinite.{kind}.f32 h, %f5, %f6; cvt.u32.u16 %r8, h; }}", X.view(np.uint32), Y.view(np.uint32)
+        f"{{ .reg .b16 h; cvt.rn.satfinite.{kind}.f32 h, %f5, %f6; cvt.u32.u16 %r8, h; }}",
+        X.view(np.uint32),
+        Y.view(np.uint32),
     )
     limit = float(ml_dtypes.finfo(dtype).max)
     for shift, values in ((8, X), (0, Y)):
@@ -370,8 +383,15 @@ def test_f32x2_pairs() -> None:
 
 def test_approximate_functions_are_close() -> None:
     x = np.abs(Y).astype(np.float64)
-    for name, function in (("rcp", lambda v: 1 / v), ("sqrt", np.sqrt), ("rsqrt", lambda v: 1 / np.sqrt(v)), ("lg2", np.log2)):
-        got = apply3(f"abs.f32 %f6, %f6; {name}.approx.f32 %f8, %f6; mov.b32 %r8, %f8;", b=Y.view(np.uint32)).view(np.float32)
+    for name, function in (
+        ("rcp", lambda v: 1 / v),
+        ("sqrt", np.sqrt),
+        ("rsqrt", lambda v: 1 / np.sqrt(v)),
+        ("lg2", np.log2),
+    ):
+        got = apply3(f"abs.f32 %f6, %f6; {name}.approx.f32 %f8, %f6; mov.b32 %r8, %f8;", b=Y.view(np.uint32)).view(
+            np.float32
+        )
         with np.errstate(all="ignore"):
             want = function(x).astype(np.float32)
         assert np.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True), name
