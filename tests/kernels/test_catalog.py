@@ -85,7 +85,7 @@ def test_a_choice_narrows_the_schedules() -> None:
     assert CATALOG.row_tiles(None) == ROW_TILES
 
 
-@pytest.mark.parametrize("choice", [{"stages": (3,)}, {"rows": (0,)}, {"rows": ("8",)}, {"tile": ({"colums": 3},)}])
+@pytest.mark.parametrize("choice", [{"stages": (3,)}, {"rows": (0,)}, {"rows": ("8",)}, {"tile": ({"width": 3},)}])
 def test_a_choice_that_names_nothing_is_refused(choice: dict[str, tuple[object, ...]]) -> None:
     with pytest.raises(SpecError) as caught:
         CATALOG.row_tiles(choice)  # type: ignore[arg-type]

@@ -46,6 +46,12 @@ def test_indices_and_offsets_are_64_bit() -> None:
             assert not re.search(r"\bint\b|size_t|unsigned", code), name
 
 
+def test_lines_fit_a_screen() -> None:
+    for name, text in sources().items():
+        lines = text.splitlines()[0 if name.endswith(".h") else 1 :]
+        assert [line for line in lines if len(line) > 122 or line != line.rstrip() or "\t" in line] == [], name
+
+
 def test_index_type_is_64_bit_in_the_library() -> None:
     assert re.search(r"using Index = std::int64_t;", (DEVICE / "sizes.h").read_text())
     loops = re.compile(r"for \((?!const)(\w+) \w+ = ")

@@ -74,7 +74,8 @@ inline bool same_shape(const DLTensor& view, std::initializer_list<Index> shape)
 inline void expect(const Tensor& tensor, const char* name, DLDataType dtype, std::initializer_list<Index> shape) {
   const DLTensor& view = tensor_of(tensor, name);
   if (view.device.device_type != kDLCPU) {
-    throw Refusal() << name << ": found DLPack device type " << Index{view.device.device_type} << ", expected a CPU tensor";
+    throw Refusal() << name << ": found DLPack device type " << Index{view.device.device_type}
+                    << ", expected a CPU tensor";
   }
   if (view.dtype.code != dtype.code || view.dtype.bits != dtype.bits || view.dtype.lanes != dtype.lanes) {
     Refusal refusal;

@@ -26,7 +26,8 @@ struct NoWeights {
 /// Checks that every slot's row is -1 or within the buffer.
 inline void expect_rows(const std::int32_t* slot_row, Index slots, Index rows) {
   for (Index slot = 0; slot < slots; ++slot) {
-    demand(slot_row[slot] >= -1 && slot_row[slot] < rows, "slot_row", slot, slot_row[slot], "-1 or a row of the buffers");
+    demand(slot_row[slot] >= -1 && slot_row[slot] < rows, "slot_row", slot, slot_row[slot],
+           "-1 or a row of the buffers");
   }
 }
 

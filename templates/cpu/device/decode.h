@@ -29,8 +29,8 @@ inline Float8 decode8(std::uint32_t word, float scale) {
   return reinterpret_cast<Float8>(reinterpret_cast<Uint8x32>(values) ^ ((codes & 8u) << 28));
 }
 
-/// Decodes columns [first, first + depth) of one row into `target`. `codes` points at the row; `scale_at(block)` returns the
-/// scale byte of a block of the row. `first` and `depth` are multiples of 16.
+/// Decodes columns [first, first + depth) of one row into `target`. `codes` points at the row; `scale_at(block)`
+/// returns the scale byte of a block of the row. `first` and `depth` are multiples of 16.
 template <class ScaleAt>
 void decode_row(const std::uint8_t* codes, const ScaleAt& scale_at, Index first, Index depth, float* target) {
   for (Index block = 0; block < depth / kBlock; ++block) {

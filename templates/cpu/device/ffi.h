@@ -1,5 +1,5 @@
-// The kernel ABI: tensors and integers as tvm-ffi's C interface passes them. Only the C header is included: the C++ headers
-// of tvm-ffi would take two thirds of a kernel's compile time.
+// The kernel ABI: tensors and integers as tvm-ffi's C interface passes them. Only the C header is included: the C++
+// headers of tvm-ffi would take two thirds of a kernel's compile time.
 #pragma once
 
 #include <tvm/ffi/c_api.h>
@@ -107,7 +107,7 @@ int call_packed(void (*kernel)(Parameters...), const TVMFFIAny* values, Index co
 }  // namespace moegen
 
 /// Exports `kernel`, whose parameters are moegen::Tensor and moegen::Index, under the name that tvm-ffi looks up.
-#define MOEGEN_EXPORT(symbol, kernel)                                                                                   \
-  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##symbol(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny*) {     \
-    return moegen::call_packed(kernel, values, count);                                                                 \
+#define MOEGEN_EXPORT(symbol, kernel)                                                                               \
+  extern "C" TVM_FFI_DLL_EXPORT int __tvm_ffi_##symbol(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny*) { \
+    return moegen::call_packed(kernel, values, count);                                                              \
   }

@@ -10,8 +10,8 @@ namespace moegen {
 
 /// How a gemm is cut up; every value changes the generated loops, none changes a result on data whose sums are exact.
 ///
-/// `Rows`: rows of a tile; `Columns`: weight rows of a task; `Depth`: elements of K decoded at a time; `Unroll`: weight rows
-/// that the inner loop multiplies at once.
+/// `Rows`: rows of a tile; `Columns`: weight rows of a task; `Depth`: elements of K decoded at a time; `Unroll`: weight
+/// rows that the inner loop multiplies at once.
 template <Index Rows, Index Columns, Index Depth, Index Unroll>
 struct Schedule {
   static constexpr Index kRows = Rows;
@@ -63,8 +63,8 @@ void accumulate(const Rows& rows, const Weights& weights, const Block& block, Ac
         weights.load(block.tile.expert, block.first_column + column + i, first, depth, weight_panel + i * S::kDepth);
       }
       for (Index row = 0; row < block.tile.rows; row += S::kRowGroup) {
-        multiply_accumulate<S::kRowGroup, S::kUnroll, S::kDepth, S::kColumns>(row_panel + row * S::kDepth, weight_panel, depth,
-                                                                            &sums.acc[row][column]);
+        multiply_accumulate<S::kRowGroup, S::kUnroll, S::kDepth, S::kColumns>(row_panel + row * S::kDepth, weight_panel,
+                                                                              depth, &sums.acc[row][column]);
       }
     }
   }
@@ -72,13 +72,14 @@ void accumulate(const Rows& rows, const Weights& weights, const Block& block, Ac
 
 /// Runs `epilogue(block, sums)` once for each tile and column range.
 template <class S, class Groups, class Rows, class Weights, class Epilogue>
-void grouped_gemm(const Groups& grouping, Index threads, const Rows& rows, const Weights& weights, const Epilogue& epilogue) {
+void grouped_gemm(const Groups& grouping, Index threads, const Rows& rows, const Weights& weights,
+                  const Epilogue& epilogue) {
   constexpr Index ranges = ceil_div(Weights::kColumns, S::kColumns);
   parallel_tasks(grouping.tiles() * ranges, threads, [&](Index task) {
     const Index range = task % ranges;
     const Index first_column = range * S::kColumns;
-    const Block block{grouping.tile(task / ranges), first_column, minimum(S::kColumns, Weights::kColumns - first_column),
-                      range + 1 == ranges};
+    const Block block{grouping.tile(task / ranges), first_column,
+                      minimum(S::kColumns, Weights::kColumns - first_column), range + 1 == ranges};
     Accumulators<S> sums;
     accumulate<S>(rows, weights, block, sums);
     epilogue(block, sums);

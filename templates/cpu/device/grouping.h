@@ -43,7 +43,8 @@ inline void expect_slots(const std::int32_t* row_slot, Index rows, Index slots) 
 /// Checks that every used tile's expert exists.
 inline void expect_experts(const std::int32_t* tile_expert, Index tiles, Index experts) {
   for (Index tile = 0; tile < tiles; ++tile) {
-    demand(tile_expert[tile] >= 0 && tile_expert[tile] < experts, "tile_expert", tile, tile_expert[tile], "an expert of this rank");
+    demand(tile_expert[tile] >= 0 && tile_expert[tile] < experts, "tile_expert", tile, tile_expert[tile],
+           "an expert of this rank");
   }
 }
 
@@ -71,12 +72,14 @@ class Grouping {
     for (Index expert = 0; expert < Experts; ++expert) {
       const Index size = Index{offsets_[expert + 1]} - offsets_[expert];
       demand(size >= 0 && size % RowTile == 0, "expert_offsets", expert + 1, offsets_[expert + 1], "whole tiles");
-      demand(rows_[expert] >= 0 && rows_[expert] <= size, "expert_rows", expert, rows_[expert], "no more than its tiles hold");
+      demand(rows_[expert] >= 0 && rows_[expert] <= size, "expert_rows", expert, rows_[expert],
+             "no more than its tiles hold");
     }
     demand(offsets_[Experts] == padded, "expert_offsets", Experts, offsets_[Experts], "the padded rows");
     for (Index index = 0; index < tiles_; ++index) {
       const Index expert = tile_expert_[index];
-      demand(expert >= 0 && expert < Experts && offsets_[expert] <= index * RowTile && index * RowTile < offsets_[expert + 1],
+      demand(expert >= 0 && expert < Experts && offsets_[expert] <= index * RowTile &&
+                 index * RowTile < offsets_[expert + 1],
              "tile_expert", index, expert, "the expert whose rows the tile holds");
     }
   }

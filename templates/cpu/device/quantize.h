@@ -1,5 +1,5 @@
-// Rows of the token dtype to NVFP4. A source gives fp32 values of a row's columns: `load(row, first, count, values)`, count a
-// multiple of 16.
+// Rows of the token dtype to NVFP4. A source gives fp32 values of a row's columns: `load(row, first, count, values)`,
+// count a multiple of 16.
 #pragma once
 
 #include <bit>
@@ -22,7 +22,9 @@ template <class Token, Index Columns>
 struct RowSource {
   const Token* rows;
 
-  void load(Index row, Index first, Index count, float* values) const { widen(rows + row * Columns + first, count, values); }
+  void load(Index row, Index first, Index count, float* values) const {
+    widen(rows + row * Columns + first, count, values);
+  }
 };
 
 /// The activated half of interleaved rows; `Columns` counts activated columns.

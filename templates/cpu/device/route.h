@@ -40,8 +40,8 @@ void expect_capacity(const Dimensions& dims, Index row_tile) {
   const Index needed = row_capacity(dims.T, dims.k, dims.E, row_tile);
   constexpr Index most = INT32_MAX;
   if (dims.R < needed || dims.R > most || dims.TK > most) {
-    throw Refusal() << "row_slot: found " << dims.R << " rows for " << dims.TK << " slots, expected " << needed << " to "
-                    << most;
+    throw Refusal() << "row_slot: found " << dims.R << " rows for " << dims.TK << " slots, expected " << needed
+                    << " to " << most;
   }
 }
 

@@ -27,7 +27,8 @@ struct SwizzledScales {
 
   static constexpr Index offset(Index row, Index column) {
     const Index tile = row / kSwizzleRows * (padded_columns / kSwizzleColumns) + column / kSwizzleColumns;
-    return tile * (kSwizzleRows * kSwizzleColumns) + row % 32 * 16 + row % kSwizzleRows / 32 * 4 + column % kSwizzleColumns;
+    return tile * (kSwizzleRows * kSwizzleColumns) + row % 32 * 16 + row % kSwizzleRows / 32 * 4 +
+           column % kSwizzleColumns;
   }
 };
 

@@ -6,8 +6,8 @@
 
 #include "sizes.h"
 
-// Vectors are passed between inlined functions only, never across an object's boundary, so their ABI does not matter where
-// the baseline has no 32-byte registers.
+// Vectors are passed between inlined functions only, never across an object's boundary, so their ABI does not matter
+// where the baseline has no 32-byte registers.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace moegen {

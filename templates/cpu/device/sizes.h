@@ -29,8 +29,8 @@ constexpr Index row_capacity(Index tokens, Index top_k, Index experts, Index row
   return (slots + minimum(experts, slots) * (row_tile - 1)) / row_tile * row_tile;
 }
 
-/// Sizes of one call, by the names of the ABI. `Layer` holds the literals E, k, H, I and row_tile; tokens and rows come from
-/// the arguments (0 where an op has none).
+/// Sizes of one call, by the names of the ABI. `Layer` holds the literals E, k, H, I and row_tile; tokens and rows come
+/// from the arguments (0 where an op has none).
 template <class Layer>
 struct Dims {
   static constexpr Index E = Layer::E;
