@@ -196,3 +196,84 @@ def spills_pass() -> AbstractContextManager[Any]:
 def paths_in_objects() -> AbstractContextManager[Any]:
     """Folder names reach the object through ``__FILE__``."""
     return mock.patch("moegen.build.gxx.hide_paths", lambda job: [w for f in job.include for w in ("-I", str(f))])
+
+
+# ---- checkpoints and serving ---------------------------------------------------------------------------------------
+
+
+def one_alpha_for_both_halves() -> AbstractContextManager[Any]:
+    """The up half is scaled with the gate's second-level scale."""
+    import torch
+
+    return mock.patch("moegen.runtime.bank._alphas", lambda sides: torch.stack([sides[0].second] * len(sides), dim=1))
+
+
+def order_taken_for_granted() -> AbstractContextManager[Any]:
+    """Fused matrices are split as [gate; up] whatever their order is."""
+    from moegen.numerics.layouts import GateUpRows
+
+    return mock.patch("moegen.runtime.functional.checkpoint_rows", return_value=GateUpRows())
+
+
+def slices_start_at_zero() -> AbstractContextManager[Any]:
+    """Every rank of expert parallel gets the scales of the first experts."""
+    from moegen.runtime.checkpoint.forms import LayerShape
+
+    return mock.patch.object(LayerShape, "cut", property(lambda self: slice(0, self.experts)))
+
+
+def last_input_scale_wins() -> AbstractContextManager[Any]:
+    """gate's and up's input scales share a slot."""
+    from moegen.runtime.checkpoint import ExpertWeights
+
+    return mock.patch.object(ExpertWeights, "gate_input", lambda self: self.up.input)
+
+
+def keys_unaccounted() -> AbstractContextManager[Any]:
+    """Missing, wrong and left-over tensors of a checkpoint are not reported."""
+    return mock.patch("moegen.runtime.checkpoint.taker.Taker.finish", return_value=None)
+
+
+def any_scale_form() -> AbstractContextManager[Any]:
+    """A global scale is believed to be in the form that its name says."""
+    from moegen.runtime.checkpoint import second_level
+
+    def believed(taker: Any, rest: str, value: Any, *, weight: bool) -> Any:
+        return value.reciprocal() if taker.dialect.divides else value
+
+    return mock.patch.object(second_level, "_multiply_form", believed)
+
+
+def exclude_lists_ignored() -> AbstractContextManager[Any]:
+    """Fused experts do not ask the checkpoint's exclude list."""
+    from moegen.runtime.checkpoint import QuantConfig
+
+    return mock.patch.object(QuantConfig, "exclusion", return_value=None)
+
+
+def reload_makes_new_storage() -> AbstractContextManager[Any]:
+    """A second load into a live layer replaces its tensors."""
+    from moegen.runtime.bank import Bank
+
+    def reload(self: Any, other: Any) -> None:
+        self._tensors, self.report = other._tensors, other.report
+
+    return mock.patch.object(Bank, "reload", reload)
+
+
+def buffers_without_lifetimes() -> AbstractContextManager[Any]:
+    """Workspace buffers may share bytes though a launch needs both."""
+    from moegen.runtime.workspace import Region
+
+    return mock.patch.object(Region, "overlaps", return_value=False)
+
+
+def dispatch_has_buckets_of_its_own() -> AbstractContextManager[Any]:
+    """Dispatch rounds T down to a power of two, tuning did not."""
+    from moegen.runtime.decision import Bracket
+
+    def power_of_two(tokens: int, points: Any) -> Bracket:
+        bucket = 1 << (tokens.bit_length() - 1)
+        return Bracket(low=bucket, high=bucket)
+
+    return mock.patch("moegen.runtime.decision.bracket", power_of_two)

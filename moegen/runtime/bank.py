@@ -3,7 +3,7 @@
 Packing moves bytes and never changes one. What the checkpoint says about gate and up stays apart: ``w1_alpha [E, 2]``.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -150,7 +150,7 @@ def _make(op: OpSpec, name: str, weights: ExpertWeights) -> dict[str, torch.Tens
     layer = name.split("_", 1)[0]
     sides = [weights.down] if layer == "w2" else [side for side in (weights.gate, weights.up) if side is not None]
     if name.endswith("_alpha"):
-        return {name: _fill(torch.stack([side.second for side in sides], dim=1), op.experts, 1.0)}
+        return {name: _fill(_alphas(sides), op.experts, 1.0)}
     if name.endswith("_bias"):
         biases = tuple(side.bias for side in sides if side.bias is not None)
         if len(biases) != len(sides):
@@ -162,6 +162,11 @@ def _make(op: OpSpec, name: str, weights: ExpertWeights) -> dict[str, torch.Tens
     halves = tuple(layouts.Projection(codes=side.codes, scales=side.scales) for side in full)
     packed = weight_pack(op.weight_pack).pack(halves, op.weight_scale_layout)
     return {f"{layer}_{suffix}": tensor for suffix, tensor in packed.items()}
+
+
+def _alphas(sides: Sequence[Projection]) -> torch.Tensor:
+    """Second-level scales ``[E, halves]``: each half keeps its own."""
+    return torch.stack([side.second for side in sides], dim=1)
 
 
 def _pairs(scale: torch.Tensor | None, name: str) -> torch.Tensor:

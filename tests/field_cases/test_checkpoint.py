@@ -4,8 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
 import torch
+from faults import guards
 from runtime.writers import COMPRESSED_NVFP4, MODELOPT_NVFP4, per_expert, random_weights, write_checkpoint
 
 from moegen.core.errors import CheckpointError
@@ -20,6 +22,7 @@ def container(layer: int) -> str:
     return f"model.layers.{layer}.mlp.experts"
 
 
+@guards(faults.slices_start_at_zero)
 def test_fr_20_expert_parallel_slices_cut_every_scale_alike(tmp_path: Path) -> None:
     weights = random_weights(experts=8)
     powers = torch.tensor([2.0**-i for i in range(8)])
@@ -32,24 +35,25 @@ def test_fr_20_expert_parallel_slices_cut_every_scale_alike(tmp_path: Path) -> N
     assert torch.equal(rank1.down.codes, weights.down.codes[4:])
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-def test_fr_21_gate_and_up_input_scales_do_not_overwrite_each_other(tmp_path: Path, swapped: bool) -> None:
+@guards(faults.last_input_scale_wins)
+def test_fr_21_gate_and_up_input_scales_do_not_overwrite_each_other(tmp_path: Path) -> None:
     weights = random_weights(experts=1)
     assert weights.gate is not None
-    gate, up = (0.25, 0.5) if swapped else (0.5, 0.25)
-    weights = replace(
-        weights,
-        gate=replace(weights.gate, input=torch.tensor([gate])),
-        up=replace(weights.up, input=torch.tensor([up])),
-    )
-    write_checkpoint(tmp_path, per_expert(weights, container(0), LEAVES), MODELOPT_NVFP4, experts=1)
-    read = Checkpoint(tmp_path).read_experts(0, **SHAPE, static_inputs=True)
-    combined = read.gate_input()
-    assert combined is not None
-    assert combined.tolist() == [0.5]
+    for gate, up in ((0.5, 0.25), (0.25, 0.5)):
+        changed = replace(
+            weights,
+            gate=replace(weights.gate, input=torch.tensor([gate])),
+            up=replace(weights.up, input=torch.tensor([up])),
+        )
+        folder = tmp_path / f"{gate}"
+        write_checkpoint(folder, per_expert(changed, container(0), LEAVES), MODELOPT_NVFP4, experts=1)
+        combined = Checkpoint(folder).read_experts(0, **SHAPE, static_inputs=True).gate_input()
+        assert combined is not None
+        assert combined.tolist() == [0.5]
 
 
 @pytest.mark.parametrize("suffix", ["input_scale", "weight_scale_2"])
+@guards(faults.keys_unaccounted)
 def test_fr_22_scale_of_one_expert_is_missing(tmp_path: Path, suffix: str) -> None:
     tensors = per_expert(random_weights(experts=4), container(0), LEAVES)
     del tensors[f"{container(0)}.2.down_proj.{suffix}"]
@@ -83,6 +87,7 @@ def test_fr_23_divide_and_multiply_forms_load_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
+@guards(faults.any_scale_form)
 def test_fr_23_scale_in_the_other_form_is_refused(tmp_path: Path, compressed: bool) -> None:
     tensors = per_expert(random_weights(experts=1), container(0), LEAVES, compressed=compressed)
     name = f"{container(0)}.0.up_proj.{'weight_global_scale' if compressed else 'weight_scale_2'}"
@@ -100,6 +105,7 @@ def test_fr_23_names_that_contradict_the_config_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("leaves", [LEAVES, {"gate": "w1", "up": "w3", "down": "w2"}])
+@guards(faults.keys_unaccounted)
 def test_fr_24_every_key_is_accounted_for(tmp_path: Path, leaves: dict[str, str]) -> None:
     tensors = per_expert(random_weights(), container(0), leaves)
     write_checkpoint(tmp_path / "good", tensors, MODELOPT_NVFP4, experts=3)
@@ -123,6 +129,7 @@ def test_fr_24_every_key_is_accounted_for(tmp_path: Path, leaves: dict[str, str]
     ],
 )
 @pytest.mark.parametrize("base", [MODELOPT_NVFP4, COMPRESSED_NVFP4])
+@guards(faults.exclude_lists_ignored)
 def test_fr_25_exclude_lists_reach_fused_experts(tmp_path: Path, ignore: list[str], base: dict[str, Any]) -> None:
     compressed = base is COMPRESSED_NVFP4
     tensors = per_expert(random_weights(), container(0), LEAVES, compressed=compressed)

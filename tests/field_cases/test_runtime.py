@@ -4,8 +4,10 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import faults
 import pytest
 import torch
+from faults import guards
 from runtime.packages import TestPackage, make_inputs, reference_package, spec_with
 from runtime.writers import MODELOPT_NVFP4, fused, per_expert, random_weights, write_checkpoint
 
@@ -19,8 +21,6 @@ from moegen.runtime.workspace import plan_arena
 from moegen.store.tables import Candidate, Point, Table, freeze, table_path
 
 W4A16 = spec_with(activations={"format": "bf16", "activation_scale": None}, epilogues=["interleaved", "compact"])
-FIRST = 1
-"""Code rows below hold their value in column 0 alone."""
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,7 @@ def test_fr_15_every_expert_has_one_owner(experts: int, ranks: int, sizes: list[
         experts_per_rank(ranks - 1, ranks)
 
 
+@guards(faults.order_taken_for_granted)
 def test_fr_18_gate_and_up_are_not_swapped(w4a16: TestPackage, tmp_path: Path) -> None:
     """gate 2, up -1: silu(2)·(-1) = -1.7616; swapped it would be silu(-1)·2 = -0.5379."""
     gate, up = constant(48, 64, code=0x4, second=1.0), constant(48, 64, code=0xA, second=1.0)
@@ -95,7 +96,8 @@ def test_fr_18_gate_and_up_are_not_swapped(w4a16: TestPackage, tmp_path: Path) -
         other.load().from_checkpoint(tmp_path, 0)
 
 
-def test_fr_19_gate_and_up_keep_their_own_second_level_scale(w4a16: TestPackage) -> None:
+@guards(faults.one_alpha_for_both_halves)
+def test_fr_19_gate_and_up_keep_their_own_second_level_scale(w4a16: TestPackage, tmp_path: Path) -> None:
     """Same codes and block scales; gate 3.85e-5, up 4.83e-5: their ratio must be 1.2545 in what gemm1 reads."""
     gate, up = constant(48, 64, 0x2, 3.85e-5), constant(48, 64, 0x2, 4.83e-5)
     layer = w4a16.load().from_tensors(ExpertWeights(gate=gate, up=up, down=constant(64, 48, 0x2, 1.0)))
@@ -108,6 +110,7 @@ def test_fr_19_gate_and_up_keep_their_own_second_level_scale(w4a16: TestPackage)
     assert one_row(layer, 2.0**14).item() == pytest.approx(expected, rel=8e-3)
 
 
+@guards(faults.slices_start_at_zero)
 def test_fr_20_every_rank_quantises_tokens_with_the_layers_scale(w4a4: TestPackage, tmp_path: Path) -> None:
     """gemm1's one scale is the maximum over all experts of the layer, on rank 1 too; gemm2's are the rank's own."""
     weights = random_weights(experts=14)
@@ -170,6 +173,7 @@ def test_sd_05_transposed_or_swizzled_scales_are_refused(w4a4: TestPackage) -> N
             prepare_experts(w4a4.load(), w13, w2)
 
 
+@guards(faults.reload_makes_new_storage)
 def test_fr_28_reload_equals_a_fresh_layer_and_keeps_storage(w4a4: TestPackage, tmp_path: Path) -> None:
     leaves = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     a, b = random_weights(experts=7, seed=1), random_weights(experts=7, seed=2)
@@ -213,6 +217,7 @@ def test_fr_32_eight_threads_load_and_call_at_once(w4a4: TestPackage) -> None:
     assert all(torch.equal(result, wanted) for result in results)
 
 
+@guards(faults.dispatch_has_buckets_of_its_own)
 def test_fr_38_every_t_up_to_twice_the_maximum_is_served(w4a4: TestPackage, tmp_path: Path) -> None:
     """The awkward point: T = 3500 between tuned 2048 and 4096, and T above the tuned maximum."""
     from moegen.runtime.environment import current_environment
