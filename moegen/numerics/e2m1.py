@@ -16,6 +16,9 @@ MAX = 6.0
 MIDPOINTS = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 _DECODED = torch.tensor([*VALUES, *(-value for value in VALUES)], dtype=torch.float32)
+_BYTE = torch.arange(256)
+#: Both values of each byte, as 64 bits, so that one look-up decodes two codes.
+_DECODED_PAIRS = torch.stack((_DECODED[_BYTE & 0xF], _DECODED[_BYTE >> 4]), dim=-1).view(torch.int64).flatten()
 
 
 def encode(x: Tensor) -> Tensor:
@@ -71,10 +74,25 @@ def unpack(packed: Tensor, columns: int) -> Tensor:
     Raises:
         TensorError: rows hold fewer than ``columns`` codes, or elements are not one byte wide.
     """
+    used = _used(packed, columns)
+    return torch.stack((used & 0xF, used >> 4), dim=-1).flatten(-2)
+
+
+def _used(packed: Tensor, columns: int) -> Tensor:
     data = as_bytes(packed, "e2m1.unpack")
     if columns % 2 or data.shape[-1] * 2 < columns:
         raise TensorError(
             f"rows of {data.shape[-1]} bytes do not hold {columns} codes", "e2m1.unpack", "pass the true K"
         )
-    used = data[..., : columns // 2]
-    return torch.stack((used & 0xF, used >> 4), dim=-1).flatten(-2)
+    return data[..., : columns // 2]
+
+
+def decode_packed(packed: Tensor, columns: int) -> Tensor:
+    """fp32 values ``[..., columns]`` of packed rows: ``decode(unpack(packed, columns))``, faster.
+
+    Raises:
+        TensorError: as :func:`unpack`.
+    """
+    used = _used(packed, columns)
+    pairs = _DECODED_PAIRS.to(used.device).index_select(0, used.flatten().int())
+    return pairs.view(torch.float32).view(*used.shape[:-1], columns)

@@ -76,7 +76,7 @@ def quantize_rows(x: Tensor, pair: Tensor, contract: Contract) -> Quantized:
 
 def unscaled_values(quantized: Quantized) -> Tensor:
     """code · S of every element: exact in fp32 (and in bf16)."""
-    codes = e2m1.decode(e2m1.unpack(quantized.codes, quantized.columns)).unflatten(-1, (-1, BLOCK))
+    codes = e2m1.decode_packed(quantized.codes, quantized.columns).unflatten(-1, (-1, BLOCK))
     return (codes * e4m3.decode(quantized.scales).unsqueeze(-1)).flatten(-2)
 
 

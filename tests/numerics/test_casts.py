@@ -144,6 +144,13 @@ def test_packing_round_trips_and_zero_fills(codes):
     assert packed[0].item() == codes[0] | codes[1] << 4
 
 
+@pytest.mark.parametrize("columns", [0, 16, 34, 64])
+def test_packed_rows_decode_as_their_codes(columns):
+    packed = torch.arange(256, dtype=torch.uint8).reshape(8, 32)
+    expected = e2m1.decode(e2m1.unpack(packed, columns))
+    assert differing(e2m1.decode_packed(packed, columns), expected).numel() == 0
+
+
 def test_packing_refuses_what_does_not_fit():
     with pytest.raises(TensorError, match="even K"):
         e2m1.pack(torch.zeros(3, dtype=torch.uint8))
