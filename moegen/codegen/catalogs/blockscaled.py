@@ -42,6 +42,7 @@ def family(target: Target) -> ScheduleFamily:
             ScheduleField(name="stages", tag="s", doc="stages of the shared-memory ring"),
             ScheduleField(name="acc_stages", tag="a", doc="accumulators in tensor memory, 2 overlap the epilogue"),
             ScheduleField(name="cta_group", tag="g", doc="CTAs that share one MMA"),
+            ScheduleField(name="ctas", tag="c", doc="persistent CTAs: the multiprocessors of the device"),
             ScheduleField(name="swap_ab", tag="x", doc="weights are the M operand", type="bool"),
         ),
     )

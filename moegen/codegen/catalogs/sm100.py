@@ -24,6 +24,7 @@ AUTO_GEMM: Mapping[str, tuple[Value, ...]] = {
     "stages": (3, 4, 6),
     "acc_stages": (1, 2),
     "cta_group": (1, 2),
+    "ctas": (148,),
     "swap_ab": (False, True),
 }
 AUTO_ROWS: Mapping[str, tuple[Value, ...]] = {"threads": (128, 256)}

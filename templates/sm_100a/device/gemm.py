@@ -143,7 +143,7 @@ def stage_bytes(layouts):
 
 def make_storage(gemm, layouts):
     """The kernel's shared memory as a struct."""
-    codes_a, codes_b, scales_a, scales_b = layouts
+    layout_a, layout_b, layout_scales_a, layout_scales_b = layouts
 
     def tile(kind, layout):
         return cute.struct.Align[cute.struct.MemRange[kind, cute.cosize(layout)], ALIGNMENT]
@@ -154,10 +154,10 @@ def make_storage(gemm, layouts):
         accumulated: cute.struct.MemRange[Int64, 2 * gemm.acc_stages]
         tmem_released: Int64
         tmem_address: Int32
-        a: tile(Float4E2M1FN, codes_a.outer)
-        b: tile(Float4E2M1FN, codes_b.outer)
-        scales_a: tile(Float8E4M3FN, scales_a)
-        scales_b: tile(Float8E4M3FN, scales_b)
+        a: tile(Float4E2M1FN, layout_a.outer)
+        b: tile(Float4E2M1FN, layout_b.outer)
+        scales_a: tile(Float8E4M3FN, layout_scales_a)
+        scales_b: tile(Float8E4M3FN, layout_scales_b)
 
     return Storage
 
@@ -173,7 +173,15 @@ def scale_copy(shared, columns):
 
 @cute.jit
 def load_tiles(
-    gemm: cutlass.Constexpr, ring, mma, copies: cutlass.Constexpr, shared: cutlass.Constexpr, tile_expert, totals, cta, ctas
+    gemm: cutlass.Constexpr,
+    ring,
+    mma,
+    copies: cutlass.Constexpr,
+    shared: cutlass.Constexpr,
+    tile_expert,
+    totals,
+    cta,
+    ctas,
 ):
     """The copy warp: fills a stage with both operands and their scales, tile after tile."""
     part = mma.get_slice(0)
@@ -181,9 +189,7 @@ def load_tiles(
     for number in cutlass.range_constexpr(4):
         atom, tensor = copies[2 * number], copies[2 * number + 1]
         is_b = number % 2 == 1
-        tiles = cute.local_tile(
-            tensor, (gemm.cols if is_b else gemm.rows, gemm.depth), (None, None, None)
-        )
+        tiles = cute.local_tile(tensor, (gemm.cols if is_b else gemm.rows, gemm.depth), (None, None, None))
         partitioned = part.partition_B(tiles) if is_b else part.partition_A(tiles)
         destination, source = cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(shared[number], 0, 3), cute.group_modes(partitioned, 0, 3)
@@ -203,9 +209,7 @@ def load_tiles(
             for number in cutlass.range_constexpr(4):
                 atom, source, destination = parts[number]
                 tile, layer = (n, expert) if number % 2 == 1 else (m, 0)
-                cute.copy(
-                    atom, source[(None, tile, k, layer)], destination[(None, state.index)], tma_bar_ptr=barrier
-                )
+                cute.copy(atom, source[(None, tile, k, layer)], destination[(None, state.index)], tma_bar_ptr=barrier)
             state.advance()
         work += ctas
     ring.producer_tail(state)
@@ -213,8 +217,16 @@ def load_tiles(
 
 @cute.jit
 def multiply_tiles(
-    gemm: cutlass.Constexpr, ring, accumulators, mma, shared: cutlass.Constexpr, layouts: cutlass.Constexpr,
-    base, totals, cta, ctas
+    gemm: cutlass.Constexpr,
+    ring,
+    accumulators,
+    mma,
+    shared: cutlass.Constexpr,
+    layouts: cutlass.Constexpr,
+    base,
+    totals,
+    cta,
+    ctas,
 ):
     """The MMA warp: scales to tensor memory, then one MMA for each 64 elements of depth."""
     a, b = mma.make_fragment_A(shared[0]), mma.make_fragment_B(shared[1])
@@ -262,8 +274,16 @@ def accumulator_tensor(gemm, mma, base):
 
 @cute.jit
 def finish_tiles(
-    gemm: cutlass.Constexpr, epilogue: cutlass.Constexpr, tensors: cutlass.Constexpr, accumulators, mma, base,
-    row_slot, tile_expert, totals, cta, ctas
+    gemm: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    tensors: cutlass.Constexpr,
+    accumulators,
+    mma,
+    base,
+    tile_expert,
+    totals,
+    cta,
+    ctas,
 ):
     """The epilogue warps: a thread owns one row of a tile and takes its columns 32 at a time."""
     thread, _, _ = cute.arch.thread_idx()
@@ -281,7 +301,7 @@ def finish_tiles(
         m, n = work // gemm.n_tiles, work % gemm.n_tiles
         expert = tile_expert[m]
         row = m * gemm.rows + thread
-        slot = row_slot[row]
+        slot = epilogue.slot_of(tensors, row, expert)
         state = epilogue.begin(tensors, expert, slot)
         accumulators.consumer_wait(held)
         for chunk in cutlass.range(gemm.cols // CHUNK, unroll=1):
@@ -296,8 +316,12 @@ def finish_tiles(
 
 @cute.jit
 def gemm_thread(
-    gemm: cutlass.Constexpr, epilogue: cutlass.Constexpr, copies: cutlass.Constexpr, tensors: cutlass.Constexpr,
-    row_slot, tile_expert, totals
+    gemm: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    copies: cutlass.Constexpr,
+    tensors: cutlass.Constexpr,
+    tile_expert,
+    totals,
 ):
     """One thread of the kernel: sets barriers up, then does its warp's part."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -355,9 +379,7 @@ def gemm_thread(
         tmem.allocate(gemm.memory_columns)
         tmem.wait_for_alloc()
         base = tmem.retrieve_ptr(Float32)
-        finish_tiles(
-            gemm, epilogue, tensors, accumulators, mma, base, row_slot, tile_expert, totals, cta, ctas
-        )
+        finish_tiles(gemm, epilogue, tensors, accumulators, mma, base, tile_expert, totals, cta, ctas)
         tmem.relinquish_alloc_permit()
         pipeline.NamedBarrier(barrier_id=TMEM_BARRIER + 1, num_threads=WARP * len(EPILOGUE_WARPS)).arrive_and_wait()
         tmem.free(base)

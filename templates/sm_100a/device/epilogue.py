@@ -1,0 +1,216 @@
+"""What becomes of accumulators: the exact chain alpha, bias, activation, router weight, then one of four stores.
+
+A thread owns one row of a tile. It works on blocks of 16 output values, one quantiser block: 32 accumulator columns when
+W1 is gated (gate and up alternate by 8), else 16. A row's block is stored by the thread that made it: 32 bytes or more, whole
+sectors, so nothing is staged in shared memory.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint8
+from sm_100a.device.arithmetic import add, mul, round_bf16
+from sm_100a.device.quantize import BLOCK, CODE_BYTES, global_vector, quantize_block
+
+GROUP = 8
+CHUNK = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Tensors of the chain; None where a kernel has none.
+
+    ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of the token dtype or codes,
+    ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through ``row_slot [R]``, or through
+    ``offsets [E + 1]`` and ``rows [E]``.
+    """
+
+    alpha: Any
+    pair: Any
+    bias: Any
+    weights: Any
+    out: Any
+    scales: Any
+    out_pair: Any
+    row_slot: Any
+    offsets: Any
+    rows: Any
+
+
+class RowStore:
+    """``h_rows`` or ``out_rows``: values rounded once to the token dtype, 0 in padding rows unless these are skipped."""
+
+    def __init__(self, dtype, pads):
+        self.dtype = dtype
+        self.pads = pads
+
+    @cute.jit
+    def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
+        """Stores 16 values at ``column``."""
+        if real or cutlass.const_expr(self.pads):
+            store_tokens(self.dtype, arguments.out, values, Int64(row) * chain.columns + column)
+
+    @cute.jit
+    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column):
+        """Nothing lies past the last column."""
+
+
+class PairStore:
+    """``h_pair``: eight activated gates, then their eight products, twice."""
+
+    def __init__(self, dtype):
+        self.dtype = dtype
+
+    @cute.jit
+    def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
+        """Stores 32 columns."""
+        start = Int64(row) * (2 * chain.columns) + 2 * column
+        for half in cutlass.range_constexpr(2):
+            both = cute.make_rmem_tensor(2 * GROUP, Float32)
+            for i in cutlass.range_constexpr(GROUP):
+                both[i] = gates[half * GROUP + i]
+                both[GROUP + i] = values[half * GROUP + i]
+            store_tokens(self.dtype, arguments.out, both, start + half * 2 * GROUP)
+
+    @cute.jit
+    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column):
+        """Nothing lies past the last column."""
+
+
+class CodeStore:
+    """``h_codes`` and ``h_scales``: the contract's quantiser on registers; padding of both is 0.
+
+    ``pitch`` bytes a row of codes, ``scale_columns`` a row of scales with their padding.
+    """
+
+    def __init__(self, contract, layout, pitch, scale_columns, round_values):
+        self.contract = contract
+        self.layout = layout
+        self.pitch = pitch
+        self.scale_columns = scale_columns
+        self.round_values = round_values
+
+    @cute.jit
+    def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
+        """Quantises and stores one block."""
+        codes = cute.make_rmem_tensor(CODE_BYTES, Uint8)
+        codes.fill(Uint8(0))
+        byte = Uint8(0)
+        if real:
+            if cutlass.const_expr(self.round_values):
+                for i in cutlass.range_constexpr(BLOCK):
+                    values[i] = round_bf16(values[i])
+            g, p = arguments.out_pair[expert, 0], arguments.out_pair[expert, 1]
+            packed, byte = quantize_block(self.contract, values.load(), g, p)
+            codes.store(packed)
+        self.write(arguments, codes, byte, row, column // BLOCK)
+
+    @cute.jit
+    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column):
+        """Clears one block past the last column, where the pitch or the layout has one."""
+        codes = cute.make_rmem_tensor(CODE_BYTES, Uint8)
+        codes.fill(Uint8(0))
+        block = column // BLOCK
+        self.write(arguments, codes, Uint8(0), row, block)
+
+    @cute.jit
+    def write(self, arguments: cutlass.Constexpr, codes, byte, row, block):
+        """Codes of a block where the pitch reaches it, its scale where the layout does."""
+        code_offset = Int64(row) * self.pitch + block * CODE_BYTES
+        scale_offset = self.layout.offset(row, block, self.scale_columns)
+        if block < self.pitch // CODE_BYTES:
+            global_vector(arguments.out, code_offset, CODE_BYTES).store(codes.load())
+        if block < self.scale_columns:
+            global_vector(arguments.scales, scale_offset, 1)[0] = byte
+
+
+def store_tokens(dtype, out, values, offset):
+    """16 fp32 values of a register tensor, rounded once to the token dtype, at a multiple of 16."""
+    rounded = cute.make_rmem_tensor(BLOCK, dtype)
+    rounded.store(values.load().to(dtype))
+    global_vector(out, offset, BLOCK).store(rounded.load())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """The chain of one kernel.
+
+    ``columns`` of a stored row before any padding; ``activation`` is None in gemm2; ``per_expert``: one second-level scale of the
+    rows for each expert; ``weighted``: times the slot's router weight; ``store`` is one of this module's stores.
+    """
+
+    columns: int
+    gated: bool
+    bias: bool
+    per_expert: bool
+    weighted: bool
+    top_k: int
+    round_gate: bool
+    activation: Any
+    store: Any
+
+    @property
+    def width(self):
+        """Accumulator columns of one block."""
+        return 2 * BLOCK if self.gated else BLOCK
+
+    @cute.jit
+    def slot_of(self, arguments: cutlass.Constexpr, row, expert):
+        """Slot of a row, negative for padding; where a kernel has no slots, 0 for every real row."""
+        if cutlass.const_expr(arguments.row_slot is not None):
+            slot = arguments.row_slot[row]
+        else:
+            real = row - arguments.offsets[expert] < arguments.rows[expert]
+            slot = Int32(cutlass.select_(real, Int32(0), Int32(-1)))
+        return slot
+
+    @cute.jit
+    def begin(self, arguments: cutlass.Constexpr, expert, slot):
+        """Factors of one row: (alpha of gate or of the only half, alpha of up, router weight)."""
+        decode = arguments.pair[expert if self.per_expert else 0, 1]
+        first = mul(arguments.alpha[expert, 0], decode)
+        second = mul(arguments.alpha[expert, 1], decode) if cutlass.const_expr(self.gated) else first
+        weight = Float32(1.0)
+        if cutlass.const_expr(self.weighted):
+            if slot >= 0:
+                weight = arguments.weights[slot // self.top_k, slot % self.top_k]
+        return first, second, weight
+
+    @cute.jit
+    def finish(self, arguments: cutlass.Constexpr, factors, accumulated, row, slot, expert, column):
+        """Takes 32 accumulator columns of one row, the first of which is weight row ``column``."""
+        for part in cutlass.range_constexpr(CHUNK // self.width):
+            first = column + part * self.width
+            out_column = first // 2 if cutlass.const_expr(self.gated) else first
+            if out_column < self.columns:
+                gates = cute.make_rmem_tensor(BLOCK, Float32)
+                values = cute.make_rmem_tensor(BLOCK, Float32)
+                gates.fill(0.0)
+                values.fill(0.0)
+                if slot >= 0:
+                    for i in cutlass.range_constexpr(BLOCK):
+                        self.value(arguments, factors, accumulated, part, first, expert, gates, values, i)
+                self.store.block(self, arguments, gates, values, slot >= 0, row, expert, out_column)
+            else:
+                self.store.tail(self, arguments, row, out_column)
+
+    def value(self, arguments, factors, accumulated, part, first, expert, gates, values, i):
+        """One output value of a real row."""
+        if self.gated:
+            at = i // GROUP * 2 * GROUP + i % GROUP
+            gate = self.scaled(arguments, factors[0], accumulated[at], expert, first + at)
+            up = self.scaled(arguments, factors[1], accumulated[at + GROUP], expert, first + at + GROUP)
+            gates[i] = self.activation.gate(gate)
+            rounded = round_bf16(gates[i]) if self.round_gate else gates[i]
+            value = mul(rounded, self.activation.up(up))
+        else:
+            value = self.scaled(arguments, factors[0], accumulated[part * BLOCK + i], expert, first + i)
+            value = value if self.activation is None else self.activation.value(value)
+        values[i] = mul(value, factors[2]) if self.weighted else value
+
+    def scaled(self, arguments, alpha, accumulated, expert, row):
+        """``acc · a``, plus the bias of weight row ``row``."""
+        value = mul(accumulated, alpha)
+        return add(value, arguments.bias[expert, row]) if self.bias else value
