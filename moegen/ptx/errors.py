@@ -1,6 +1,11 @@
 """Typed errors of the interpreter: what was wrong with the PTX text, the launch, or the run."""
 
+from typing import TYPE_CHECKING
+
 from moegen.core.errors import MoegenError
+
+if TYPE_CHECKING:
+    from moegen.ptx.report import Report
 
 
 class PtxError(MoegenError):
@@ -30,12 +35,13 @@ class ParameterError(PtxError):
 class ExecutionError(PtxError):
     """The kernel did something that the hardware would refuse, fault on, or never finish.
 
-    ``report`` holds the finding with kernel, line, CTA, warp, lane and address.
+    ``report`` holds the finding with kernel, line, CTA, warp, lane and address; ``reports`` all findings of the run so far.
     """
 
-    def __init__(self, what: str, where: str = "", fix: str = "", report: object = None) -> None:
+    def __init__(self, what: str, where: str = "", fix: str = "", report: "Report | None" = None) -> None:
         super().__init__(what, where, fix)
         self.report = report
+        self.reports: list[Report] = []
 
 
 class CaptureError(PtxError):

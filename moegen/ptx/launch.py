@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moegen.ptx.blas import single_threaded
-from moegen.ptx.errors import ParameterError
+from moegen.ptx.errors import ExecutionError, ParameterError
 from moegen.ptx.kernel import Kernel, base_namespace
 from moegen.ptx.memory import GlobalMemory
 from moegen.ptx.options import Options
@@ -261,7 +261,11 @@ def run_launches(items: Sequence[tuple[Module, Launch]], options: Options, memor
             )
         )
     with np.errstate(all="ignore"), single_threaded():
-        Scheduler(machine, grids).run()
+        try:
+            Scheduler(machine, grids).run()
+        except ExecutionError as error:
+            error.reports = machine.reports
+            raise
     reports = sorted(machine.reports, key=lambda r: r.severity is not Severity.ERROR)
     return Result(collect(machine, grids), reports)
 
