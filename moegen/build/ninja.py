@@ -20,11 +20,15 @@ from moegen.core.errors import ToolchainMissing
 _POLL_S = 0.01
 _TIMED_OUT, _KILLED = 124, 137
 #: step=$1, then the command: runs it under the limit of the moment; the status file appears whole.
+#: timeout makes a process group of its own, which ninja's signals would miss, so they are passed on.
 _SCRIPT = """\
 step=$1; shift
 limit=$(cat limit)
 begin=$(date +%s.%N)
-timeout -k 5 "$limit" "$@" >"$step.log" 2>&1 </dev/null
+timeout -k 5 "$limit" "$@" >"$step.log" 2>&1 </dev/null &
+compiler=$!
+trap 'kill "$compiler"' INT TERM HUP
+wait "$compiler"
 code=$?
 echo "$code $limit $begin $(date +%s.%N)" >"$step.tmp" && mv "$step.tmp" "$step.status"
 exit $code

@@ -3,8 +3,10 @@
 import ctypes
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -23,7 +25,7 @@ from moegen.core.settings import Settings
 from moegen.store.artifacts import ArtifactStore
 from moegen.store.bundles import read_bundle
 from moegen.store.keys import Identity
-from tests.build.helpers import PLAIN_C, package, plain_package, source
+from tests.build.helpers import PLAIN_C, fake_program, package, plain_package, source
 from tests.store.helpers import in_child
 
 
@@ -304,6 +306,50 @@ def test_cold_start_without_locks_still_ends_well(tmp_path: Path, monkeypatch: p
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
     assert len(list(home.glob("artifacts/v1/*/*"))) == 1
+
+
+def test_interrupt_ends_compilers_and_leaves_a_resumable_state(tmp_path: Path) -> None:
+    plain_package(tmp_path / "package", count=3)
+    home, mark = tmp_path / "home", f"moegen-test-{os.getpid()}-{time.monotonic_ns()}"
+    started = tmp_path / "started"
+    slow = fake_program(
+        tmp_path / "bin" / "g++",
+        f"""\
+        if [ "$1" = --version ]; then exec /usr/bin/env -i PATH=/usr/bin:/bin g++ --version; fi
+        touch {started}
+        exec sh -c 'sleep 60; : {mark}'
+        """,
+    )
+
+    def interrupted() -> None:
+        with mock.patch.dict(os.environ, {"PATH": f"{slow.parent}{os.pathsep}{os.environ['PATH']}"}):
+            run(tmp_path / "package", ArtifactStore(home), Gxx())
+
+    child = os.fork()
+    if child == 0:
+        try:
+            interrupted()
+        except KeyboardInterrupt:
+            os._exit(130)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + 60
+    while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(child, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    while mark in _command_lines() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert mark not in _command_lines(), "a compiler outlived its build"
+    assert run(tmp_path / "package", ArtifactStore(home), Gxx()).counts() == {BUILT: 3}
+
+
+def _command_lines() -> str:
+    texts = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            texts.append(path.read_text(errors="replace"))
+    return "\n".join(texts)
 
 
 def test_builder_killed_in_the_middle_does_not_block_the_next(tmp_path: Path) -> None:
