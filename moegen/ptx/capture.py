@@ -123,6 +123,12 @@ def prepare_cutedsl() -> None:
     runtime()
 
 
+def one_device(function: Any) -> None:
+    """Tells a compiled CuTeDSL function that there is one device; it would ask the driver otherwise."""
+    if hasattr(type(function), "num_devices"):
+        function.__dict__.setdefault("num_devices", 1)
+
+
 class Session:
     """Collects launches and runs them.
 
@@ -248,10 +254,7 @@ class Session:
                     f"no PTX was kept: {text} cannot be read", fix="create the folder named by --dump-dir"
                 )
             self.add_ptx(text, getattr(function, "function_name", "<cutedsl>")[:60])
-            kind = type(function)
-            if hasattr(kind, "num_devices"):
-                # A property that would ask the driver; the stand-in has one device.
-                function.__dict__.setdefault("num_devices", 1)
+        one_device(function)
         before = len(self.results)
         with self.active():
             function(*args, **kwargs)

@@ -78,13 +78,11 @@ class ExampleSession(capture.Session):
         super().__init__(options)
         self.memory = HostMemory()
         self.folder = folder
-        self.read: set[Path] = set()
 
     def enqueue(self, name: str, shape: list[int], arguments: Any) -> None:
         """Looks for the kernel among dumped files, then runs it."""
-        for path in self.folder.rglob("*.ptx"):
-            if name not in self.modules and path not in self.read:
-                self.read.add(path)
+        if name not in self.modules:
+            for path in self.folder.rglob("*.ptx"):
                 self.add_ptx(path.read_text(), path.name[:60])
         super().enqueue(name, shape, arguments)
         self.flush()
@@ -103,7 +101,7 @@ def _dlpack(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def gpu(active_clusters: int = 2, options: Options | None = None) -> Iterator[ExampleSession]:
+def gpu(multiprocessors: int = 4, options: Options | None = None) -> Iterator[ExampleSession]:
     """Inside, torch's CUDA is host memory and kernels for sm_100a run in the interpreter."""
     folder = Path(os.environ["CUTE_DSL_DUMP_DIR"])
     with ExitStack() as stack:
@@ -118,7 +116,8 @@ def gpu(active_clusters: int = 2, options: Options | None = None) -> Iterator[Ex
         for name in ("current_stream", "default_stream"):
             stack.enter_context(patch(torch.cuda, name, lambda *_: mock.Mock(cuda_stream=0)))
         stack.enter_context(patch(executor.CudaDialectJitCompiledFunction, "num_devices", 1))
-        hardware = mock.Mock(return_value=mock.Mock(get_max_active_clusters=lambda *_: active_clusters))
+        facts = mock.Mock(get_max_active_clusters=lambda size, *_: max(multiprocessors // size, 1))
+        hardware = mock.Mock(return_value=facts)
         stack.enter_context(patch(cutlass.utils, "HardwareInfo", hardware))
         stack.enter_context(_OnHost())
         session = ExampleSession(folder, options)
