@@ -89,13 +89,14 @@ class CuTeDSL:
         """See :meth:`Toolchain.compile`."""
         self.discover()
         pool = _Pool(self._arch, find_gxx()[0], work)
-        try:
-            with ThreadPoolExecutor(max_workers=min(parallel, max(len(jobs), 1))) as threads:
-                futures = {threads.submit(pool.compile, job): job for job in jobs}
+        with ThreadPoolExecutor(max_workers=min(parallel, max(len(jobs), 1))) as threads:
+            futures = {threads.submit(pool.compile, job): job for job in jobs}
+            try:
                 for future in as_completed(futures):
                     done(futures[future], future.result())
-        finally:
-            pool.close()
+            finally:  # before the executor waits for its threads: on an interrupt, nobody waits for a compiler
+                threads.shutdown(wait=False, cancel_futures=True)
+                pool.close()
 
 
 class _Pool:
@@ -108,6 +109,8 @@ class _Pool:
         self._limit = TimeLimit()
         self._local = threading.local()
         self._workers: list[_Worker] = []
+        self._closed = False
+        self._lock = threading.Lock()
 
     def compile(self, job: CompileJob) -> Outcome:
         """Compiles and links one source."""
@@ -131,15 +134,20 @@ class _Pool:
         return Outcome(status=status, files=files, log=log, seconds=seconds)
 
     def close(self) -> None:
-        """Ends every worker."""
-        for worker in self._workers:
-            worker.close()
+        """Ends every worker; what it was compiling ends as a crash."""
+        with self._lock:
+            self._closed = True
+            for worker in self._workers:
+                worker.close()
 
     def _worker(self) -> "_Worker":
         worker: _Worker | None = getattr(self._local, "worker", None)
         if worker is None or not worker.alive:
-            worker = _Worker(self._work)
-            self._workers.append(worker)
+            with self._lock:
+                if self._closed:
+                    raise RuntimeError("the build has ended")
+                worker = _Worker(self._work)
+                self._workers.append(worker)
             self._local.worker = worker
         return worker
 

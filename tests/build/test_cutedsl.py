@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from unittest import mock
@@ -13,7 +14,7 @@ from moegen.build import cutedsl
 from moegen.build.cutedsl import CuTeDSL, _Worker, _worker_environment
 from moegen.build.cutedsl_worker import OBJECT_FILE
 from moegen.build.toolchain import CUBIN, OBJECT, PTX, CompileJob, Status
-from moegen.core.errors import ToolchainMissing
+from moegen.core.errors import StoreFull, ToolchainMissing
 from tests.build.helpers import TEMPLATES, compile_all
 
 DOUBLE = """\
@@ -93,6 +94,22 @@ def test_hanging_worker_is_ended(tmp_path: Path) -> None:
     assert status is Status.TIMEOUT
     assert "no answer in 2 s" in log
     assert not worker.alive
+
+
+def test_failure_to_publish_does_not_wait_for_compilers(tmp_path: Path) -> None:
+    jobs = [
+        job(tmp_path / "src", "raise ValueError\n", "quick"),
+        job(tmp_path / "src", "import time\ntime.sleep(60)\n", "slow"),
+    ]
+
+    def full(*_: object) -> None:
+        raise StoreFull("no space left")
+
+    begin = time.monotonic()
+    (tmp_path / "work").mkdir()
+    with pytest.raises(StoreFull):
+        CuTeDSL("sm_100a").compile(jobs, tmp_path / "work", 2, full)
+    assert time.monotonic() - begin < 50.0
 
 
 def test_workers_see_no_gpu_and_no_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
