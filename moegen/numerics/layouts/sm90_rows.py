@@ -1,7 +1,7 @@
-"""The private order of token rows on sm_90a, ``k64r8``: what wgmma reads from shared memory is what lies in global memory.
+"""The private order of token rows on sm_90a, ``k64r8``: global memory holds what wgmma reads from shared memory.
 
-Groups of 8 rows, K in chunks of 64 padded to whole 128-units: ``[group][chunk][8 rows][64]``, the 16-byte pieces of a row XORed
-with its index in the group, K permuted inside a chunk: slot 16j + 8h + 2q + b holds k = 16q + 4j + 2h + b.
+Groups of 8 rows, K in chunks of 64 padded to whole 128-units: ``[group][chunk][8 rows][64]``, the 16-byte pieces of a
+row XORed with its index in the group, K permuted inside a chunk: slot 16j + 8h + 2q + b holds k = 16q + 4j + 2h + b.
 ``templates/sm_90a/device/rows.cuh`` says why.
 """
 
