@@ -203,6 +203,9 @@ class Ticket:
         phases = detector.phases(clocks, barrier)
         if self.agent == "tensor":
             forwarded = np.where(np.isin(clocks.kinds, _FORWARDED), self.clock, 0)
+            # Fenced barrier initialisations count as released to the cluster: whoever follows the commit follows them.
+            init = np.where(clocks.kinds == INIT, np.minimum(self.clock, clocks.init_fenced), 0)
+            np.maximum(forwarded, init, out=forwarded)
             np.maximum(phases.current, forwarded, out=phases.current)
         phases.current[self.thread] = max(int(phases.current[self.thread]), self.clock_value)
 
