@@ -37,11 +37,11 @@ SPEC: dict[str, Any] = {
 
 
 def spec_with(**changes: Any) -> dict[str, Any]:
-    """SPEC with sections replaced or, where both are mappings, updated."""
+    """SPEC with sections replaced or, where both are mappings, updated; None leaves a section out."""
     spec = deepcopy(SPEC)
     for name, value in changes.items():
         spec[name] = {**spec[name], **value} if isinstance(value, dict) and name in spec else value
-    return spec
+    return {name: value for name, value in spec.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -106,5 +106,6 @@ def reference_output(
             tensor = layer.engine.bank.get(step.op, argument)
             if tensor is not None:
                 buffers[argument.name] = tensor
-    result = run_pipeline([step.op for step in pipeline.steps], buffers, first_expert=layer.first_expert)
+    held = {name: tensor.cpu() for name, tensor in buffers.items()}
+    result = run_pipeline([step.op for step in pipeline.steps], held, first_expert=layer.first_expert)
     return result["y"]

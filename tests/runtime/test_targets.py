@@ -31,7 +31,7 @@ def test_sm_90a_pipelines_compute_what_the_cpu_computes(tmp_path: Path, form: st
     spec = spec_with(
         geometry={"hidden": 128, "intermediate": 64},
         targets=["cpu", "sm_90a"],
-        schedules={},
+        schedules=None,
         tune={"pipelines": 5},
         **FORMS[form],
     )
@@ -53,7 +53,7 @@ def test_sm_90a_pipelines_compute_what_the_cpu_computes(tmp_path: Path, form: st
 
 
 def test_a_target_without_whole_pipelines_says_what_it_lacks(tmp_path: Path) -> None:
-    made = generate_package(spec_with(targets=["cpu", "sm_90a"], schedules={}), tmp_path)
+    made = generate_package(spec_with(targets=["cpu", "sm_90a"], schedules=None), tmp_path)
     package = read_manifest(made.directory)
     lacking = replace(
         package.targets[Target.SM_90A], default="", pipelines=(), rejected=(("route", "sm_90a has no route kernel"),)
@@ -64,7 +64,7 @@ def test_a_target_without_whole_pipelines_says_what_it_lacks(tmp_path: Path) -> 
 
 
 def test_a_gpu_target_without_a_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = generate_package(spec_with(targets=["cpu", "sm_90a"], schedules={}), tmp_path)
+    made = generate_package(spec_with(targets=["cpu", "sm_90a"], schedules=None), tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MoegenError, match="torch sees none"):
         load(made.directory, target="sm_90a", store=made.store)
