@@ -13,19 +13,22 @@ from moegen.core.abi import row_capacity
 from moegen.core.enums import ActScale, CombineMode, Contract, Epilogue, OpKind, RouterWeight, ScaleLayout, TokenDtype
 from moegen.core.ops import Numerics
 from moegen.numerics.reference import run_op
+from moegen.numerics.rounding import to_token
 
 ROUTINGS = ("mixed", "hot", "none")
 
 
 def wild(shape: tuple[int, ...], case: Case, salt: int) -> Tensor:
-    """Values over twelve orders of magnitude with zeros of both signs, whole zero rows and zero blocks."""
+    """Values over twelve orders of magnitude with zeros of both signs, whole zero rows and zero blocks, a NaN and
+    infinities of both signs."""
     source = generator(case, salt)
     values = torch.randn(shape, generator=source) * 10 ** (torch.rand(shape, generator=source) * 12 - 9)
     values[torch.rand(shape, generator=source) < 0.1] = -0.0
     values[::4] = 0
     values[:, :16] = 0
-    dtype = torch.float16 if case.dtype is TokenDtype.FP16 else torch.bfloat16
-    return values.clamp(-6e4, 6e4).to(dtype)
+    values = values.clamp(-6e4, 6e4)
+    values[1, 20], values[2, 40], values[-1, -1] = float("nan"), float("inf"), -float("inf")
+    return to_token(values, case.dtype)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
