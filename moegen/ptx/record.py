@@ -133,7 +133,7 @@ def replay(path: Path, options: Options | None = None) -> Replay:
         with np.load(path, allow_pickle=False) as archive:
             index = json.loads(archive["index"].tobytes())
             arrays = {name: archive[name] for name in archive.files if name != "index"}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise RecordError(f"not a recording: {error}", str(path)) from error
     if index.get("format") != FORMAT:
         raise RecordError(f"format {index.get('format')}, this version reads {FORMAT}", str(path))

@@ -1,5 +1,6 @@
 """What a run executed: instructions per opcode and per role, bytes per memory space."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -8,11 +9,11 @@ if TYPE_CHECKING:
     from moegen.ptx.kernel import Kernel
     from moegen.ptx.state import Grid, Machine
 
-#: Opcode prefixes that tell what a warp is for, the most telling first.
+#: Patterns of opcodes that tell what a warp is for, the most telling first.
 _ROLES = (
-    ("mma", ("tcgen05.mma", "wgmma.mma_async", "mma.sync")),
-    ("load", ("cp.async.bulk.tensor", "cp.async")),
-    ("epilogue", ("tcgen05.ld", "st.global", "red.global")),
+    ("mma", re.compile(r"tcgen05\.mma|wgmma\.mma_async|mma\.sync")),
+    ("load", re.compile(r"cp\.async\.(ca|cg)|cp\.async\.bulk\..*shared(::\w+)?\.global")),
+    ("epilogue", re.compile(r"tcgen05\.ld|st\.global|red\.global|cp\.(reduce\.)?async\.bulk\..*global\.shared")),
 )
 
 
@@ -53,8 +54,8 @@ class Stats:
 
 def role_of(opcodes: Counter[str]) -> str:
     """What a warp did, from the opcodes it executed."""
-    for role, prefixes in _ROLES:
-        if any(op.startswith(prefixes) for op in opcodes):
+    for role, pattern in _ROLES:
+        if any(pattern.match(op) for op in opcodes):
             return role
     return "other"
 
