@@ -8,8 +8,8 @@ from moegen.core.errors import MoegenError
 def experts_per_rank(experts: int, ranks: int) -> tuple[range, ...]:
     """Splits ``experts`` over ``ranks`` so that sizes differ by one at most, the larger ones first.
 
-    A package for such a group is generated with ``geometry.experts`` = the first range's length; ranks with one expert
-    fewer leave the last one empty.
+    A package for such a group is generated with ``geometry.local_experts`` = the first range's length; ranks with one
+    expert fewer leave the last one empty.
 
     Raises:
         MoegenError: fewer experts than ranks, so that a rank would hold none.

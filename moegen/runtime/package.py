@@ -147,7 +147,8 @@ class LoadedPackage:
         Args:
             path: checkpoint folder (ModelOpt or compressed-tensors), or an opened :class:`Checkpoint`.
             layer: the layer's number.
-            first_expert, experts: this rank's slice in expert parallel; all experts by default.
+            first_expert, experts: this rank's slice in expert parallel, needed when the spec has
+                ``geometry.local_experts``; all experts by default.
             device: by default the runner's current device.
 
         Raises:
@@ -209,11 +210,18 @@ class LoadedPackage:
         """Reads one layer's experts as the package's geometry and formats demand; raises as :meth:`from_checkpoint`."""
         checkpoint = path if isinstance(path, Checkpoint) else Checkpoint(path)
         op, total = self.op, checkpoint.experts_total(layer)
-        if experts is None and total != op.experts:
+        where, layer_experts = f"{checkpoint.files.path}, layer {layer}", self.layer_experts
+        if total != layer_experts:
             raise CheckpointError(
-                f"the checkpoint has {total} experts, the package was generated for {op.experts}",
-                f"{checkpoint.files.path}, layer {layer}",
-                "use this model's package, or pass first_expert and experts for one rank of expert parallel",
+                f"the checkpoint has {total} experts, the package was generated for {layer_experts}",
+                where,
+                "use this model's package; for expert parallel state geometry.local_experts in its spec",
+            )
+        if experts is None and op.experts < layer_experts:
+            raise CheckpointError(
+                f"a rank holds up to {op.experts} of the {layer_experts} experts, and which was not said",
+                where,
+                "pass first_expert and experts of this rank: moegen.runtime.experts_per_rank",
             )
         return checkpoint.read_experts(
             layer,
@@ -239,6 +247,11 @@ class LoadedPackage:
         return self._pack(weights, engine.device)
 
     @property
+    def layer_experts(self) -> int:
+        """Experts of the whole layer, over all ranks."""
+        return self.package.layer["geometry"]["experts"]
+
+    @property
     def op(self) -> OpSpec:
         """A gemm1 of this package: geometry, activation, formats."""
         return main_op(next(iter(self.pipelines.values())))
@@ -254,6 +267,11 @@ class LoadedPackage:
                 f"{weights.experts} experts {'without' if weights.gate is None else 'with'} a gate",
                 self.package.name,
                 f"the package was generated for up to {op.experts} experts {'with' if op.gated else 'without'} a gate",
+            )
+        last = weights.first_expert + weights.experts - 1
+        if weights.first_expert < 0 or last >= self.layer_experts:
+            raise CheckpointError(
+                f"experts {weights.first_expert} … {last} of {self.layer_experts}", self.package.name, "slice within them"
             )
         check_weights(weights, hidden=op.hidden, intermediate=op.intermediate, where=self.package.name)
         return pack_bank(weights, self.pipelines.values(), device)

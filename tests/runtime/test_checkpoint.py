@@ -160,6 +160,17 @@ def test_damage_is_one_error_that_names_the_tensor(
     assert error.value.fix
 
 
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_gate_that_only_one_side_knows_is_refused(tmp_path: Path, gated: bool) -> None:
+    """A gate that nobody reads would be weights skipped silently."""
+    leaves, container = (PROJECTIONS, CONTAINER) if gated else (UNGATED, "backbone.layers.2.mixer.experts")
+    tensors = per_expert(random_weights(gated=gated), container, leaves)
+    checkpoint = Checkpoint(write_checkpoint(tmp_path, tensors, MODELOPT_NVFP4, experts=3))
+    checkpoint.read_experts(2, **SHAPE, gated=gated)
+    with pytest.raises(CheckpointError, match="the experts have a gate" if gated else "the experts have no gate"):
+        checkpoint.read_experts(2, **SHAPE, gated=not gated)
+
+
 def test_missing_files_and_layers(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no safetensors"):
         Checkpoint(tmp_path)

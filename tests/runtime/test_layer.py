@@ -151,7 +151,7 @@ def test_weights_of_another_geometry_are_refused(tiny: TestPackage) -> None:
 
 def test_expert_parallel_ranks_sum_to_the_whole(tmp_path, weights: ExpertWeights) -> None:
     whole = reference_package(spec_with(name="whole"), tmp_path / "whole").load().from_tensors(weights)
-    made = reference_package(spec_with(name="rank", geometry={"experts": 4}), tmp_path / "rank")
+    made = reference_package(spec_with(name="rank", geometry={"experts": 7, "local_experts": 4}), tmp_path / "rank")
     inputs = make_inputs(whole, TOKENS)
     total = torch.zeros(TOKENS, 64)
     for held in experts_per_rank(7, 2):

@@ -93,12 +93,9 @@ def read_fused(taker: Taker, shape: LayerShape) -> ExpertWeights:
     second-level and input scales are one number for everything. Fused rows store N before K and one second-level scale
     per expert and half.
     """
-    parts = {"up": slice(None)}
-    if shape.gated:
-        parts = dict(zip(("gate", "up"), _halves(taker.found.convention.order, shape.intermediate), strict=True))
-    rows = shape.intermediate * len(parts)
-    first = _read_leaf(taker, shape, "up", rows, shape.hidden, len(parts))
-    sides = {side: first.part(part, half, shape) for half, (side, part) in enumerate(parts.items())}
+    gate_rows, up_rows = _halves(taker.found.convention.order, shape.intermediate)
+    first = _read_leaf(taker, shape, "up", 2 * shape.intermediate, shape.hidden, 2)
+    sides = {"gate": first.part(gate_rows, 0, shape), "up": first.part(up_rows, 1, shape)}
     down = _read_leaf(taker, shape, "down", shape.hidden, shape.intermediate, 1)
     sides["down"] = down.part(slice(None), 0, shape)
     return _weights(sides, shape, [] if first.inputs is None else [first.inputs])

@@ -117,7 +117,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: the layer is missing, excluded or not NVFP4; any tensor is missing, left over, of the wrong
-                dtype or shape, or holds an impossible scale; the file's order is not the spec's.
+                dtype or shape, or holds an impossible scale; the file's gate, or its order, is not the spec's.
         """
         found = self._found(layer)
         self._refuse_unquantised(layer)
@@ -128,6 +128,13 @@ class Checkpoint:
                 f"experts {first_expert} … {first_expert + count - 1} of {total}",
                 self._where(layer),
                 "ask for experts that exist",
+            )
+        if gated is not (found.convention.gate is not None):
+            has, wants = ("no gate", "has one") if gated else ("a gate", "has none")
+            raise CheckpointError(
+                f"the experts have {has}, the activation {wants}",
+                self._where(layer),
+                "correct activation.kind in the spec",
             )
         if found.convention.fused and order not in (None, found.convention.order):
             raise CheckpointError(
