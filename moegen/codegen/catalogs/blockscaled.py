@@ -8,7 +8,7 @@ from moegen.codegen.catalog import LEGAL, Predicate, Verdict, illegal
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField
 from moegen.core.abi import BLOCK, round_up
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import Epilogue, OpKind, Target
+from moegen.core.enums import ActivationMath, Epilogue, OpKind, ScaleLayout, Target
 from moegen.core.ops import OpSpec
 
 MMA_K = 64
@@ -25,8 +25,6 @@ BOX_BYTES = 128
 STAGE_ALIGN = 1024
 """Swizzled shared-memory tiles start at multiples of this."""
 BARRIER_BYTES = 1024
-OUTPUT_STAGE_BYTES = 2 * 128 * 64 * 2
-"""Two staging buffers of 128 rows x 64 bf16 columns for the epilogue's stores."""
 
 
 def family(target: Target) -> ScheduleFamily:
@@ -62,7 +60,7 @@ def tensor_memory_columns(schedule: Schedule) -> int:
 
 
 def shared_memory_bytes(schedule: Schedule) -> int:
-    """Bytes of one CTA: the ring with every tile aligned, the epilogue's staging, the barriers.
+    """Bytes of one CTA: the ring with every tile aligned, and the barriers.
 
     A pair of CTAs splits both operands; the scales of B are needed whole by each.
     """
@@ -71,7 +69,7 @@ def shared_memory_bytes(schedule: Schedule) -> int:
     codes = [tile * k // 2 for tile in (rows, cols // group)]
     scales = [round_up(tile, SCALE_ROWS) * k // BLOCK for tile in (rows, cols)]
     stage = sum(round_up(size, STAGE_ALIGN) for size in codes + scales)
-    return schedule.number("stages") * stage + OUTPUT_STAGE_BYTES + BARRIER_BYTES
+    return schedule.number("stages") * stage + BARRIER_BYTES
 
 
 def shares_row_tile(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
@@ -79,6 +77,45 @@ def shares_row_tile(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verd
     tokens = token_tile(schedule)
     if tokens != op.row_tile:
         return illegal("row_tile", "the token tile is not the layer's row tile", tokens=tokens, row_tile=op.row_tile)
+    return LEGAL
+
+
+def has_kernel(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """Kernels exist for one CTA a tile, tokens as the M operand."""
+    if schedule["swap_ab"]:
+        return illegal("swap_ab", "no kernel takes weights as the M operand yet")
+    if schedule.number("cta_group") != 1:
+        return illegal("cta_pair", "no kernel spreads an MMA over a pair of CTAs yet")
+    return LEGAL
+
+
+def needs_tiled_scales(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """Bulk copies of scales bring whole 128x4 tiles to tensor memory as they are."""
+    swizzled = ScaleLayout.SWIZZLE_128X4
+    if op.scale_layout is not swizzled or op.weight_scale_layout is not swizzled:
+        return illegal("scale_layout", "tensor memory takes scales in 128x4 tiles: set scale_layout to swizzle_128x4")
+    return LEGAL
+
+
+def computes_the_activation(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """The epilogue has the exact elementary functions alone."""
+    if op.numerics is not None and op.numerics.activation_math is ActivationMath.FAST:
+        return illegal("activation_math", "the epilogue has no fast activation yet: set activation_math to exact")
+    return LEGAL
+
+
+def writes_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """gemm2 stores rows; it does not add them up."""
+    if op.fused_combine:
+        return illegal("fused_combine", "gemm2 has no atomic combine yet: set combine to ordered")
+    return LEGAL
+
+
+def has_ctas(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """A persistent grid has at least one CTA, and no more than run at a time."""
+    ctas = schedule.number("ctas")
+    if not 1 <= ctas <= device.cores:
+        return illegal("ctas", "persistent CTAs beyond the multiprocessors", ctas=ctas, most=device.cores)
     return LEGAL
 
 
@@ -149,17 +186,22 @@ def fits_shared_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> V
         return illegal("stages", "copies and MMAs overlap from two stages up", stages=schedule.number("stages"))
     size = shared_memory_bytes(schedule)
     if size > device.smem_bytes:
-        return illegal("shared_memory", "ring and staging exceed shared memory", bytes=size, limit=device.smem_bytes)
+        return illegal("shared_memory", "the ring exceeds shared memory", bytes=size, limit=device.smem_bytes)
     return LEGAL
 
 
 PREDICATES: tuple[Predicate, ...] = (
     shares_row_tile,
     reads_fp4_rows,
+    needs_tiled_scales,
+    computes_the_activation,
+    writes_rows,
+    has_ctas,
     pairs_ctas,
     width_fits_role,
     depth_is_whole,
     output_blocks_are_whole,
     fits_tensor_memory,
     fits_shared_memory,
+    has_kernel,
 )

@@ -1,10 +1,10 @@
 """Schedules of the Blackwell targets (sm_100a and sm_103a share kernels; objects are built for each)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moegen.codegen.catalog import LEGAL, Choice, Scratch, Verdict, chosen_values, illegal, judge
-from moegen.codegen.catalogs import blockscaled
+from moegen.codegen.catalogs import blockscaled, sm90
 from moegen.codegen.cost import gemm_bytes, gemm_flops, roofline_us, stream_bytes, wave_occupancy
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
@@ -24,18 +24,20 @@ AUTO_GEMM: Mapping[str, tuple[Value, ...]] = {
     "stages": (3, 4, 6),
     "acc_stages": (1, 2),
     "cta_group": (1, 2),
-    "ctas": (148,),
     "swap_ab": (False, True),
 }
 AUTO_ROWS: Mapping[str, tuple[Value, ...]] = {"threads": (128, 256)}
+CUDA = {OpKind.ROUTE: ("sm_90a/route.cu.j2", ("sm_90a/device/route.cuh",))}
+"""Ops whose CUDA source is shared with sm_90a: template, and the device library files that it includes."""
+DSL = {OpKind.DEINTERLEAVE_QUANTIZE: "sm_100a/quantize.py.j2"}
+"""Ops that share another op's template."""
 
 
 @dataclass(frozen=True)
 class Sm100Catalog:
     """What a Blackwell target offers; see :class:`moegen.codegen.catalog.Catalog`.
 
-    Kernels exist for ``quantize`` alone, so :meth:`families` names no gemm family and no pipeline is offered. The space
-    of gemm schedules is judged all the same: ``moegen plan --why`` shows which tiles a geometry leaves and why.
+    W4A16 is not among it: a block-scaled MMA multiplies FP4 by FP4, and no kernel here decodes weights to bf16.
     """
 
     target: Target
@@ -47,17 +49,22 @@ class Sm100Catalog:
 
     @property
     def rows(self) -> ScheduleFamily:
-        """Schedules of row-wise ops: each thread takes one block of 16 at a time."""
+        """Schedules of row-wise ops: each thread takes a block of 16 elements, or 8 columns of a sum."""
         return ScheduleFamily(
             target=self.target,
             name="rows",
-            kinds=(OpKind.QUANTIZE,),
-            fields=(ScheduleField(name="threads", tag="t", doc="threads of a CTA, each with one block of 16"),),
+            kinds=(OpKind.QUANTIZE, OpKind.DEINTERLEAVE_QUANTIZE, OpKind.COMBINE),
+            fields=(ScheduleField(name="threads", tag="t", doc="threads of a CTA"),),
         )
 
+    @property
+    def route(self) -> ScheduleFamily:
+        """Schedules of route: one cluster of CTAs."""
+        return replace(sm90.ROUTE, target=self.target)
+
     def families(self, kind: OpKind) -> tuple[ScheduleFamily, ...]:
-        """Row-wise kernels; there is none for the gemms."""
-        return (self.rows,) if kind in self.rows.kinds else ()
+        """One family for each op that has a kernel."""
+        return tuple(family for family in (self.gemm, self.rows, self.route) if kind in family.kinds)
 
     def row_tiles(self, choice: Choice) -> tuple[int, ...]:
         """Token tiles of the gemm schedules; raises SpecError as :func:`chosen_values`."""
@@ -83,21 +90,24 @@ class Sm100Catalog:
         return op.experts * (op.n * code_pitch(op.k) + scales)
 
     def schedules(self, op: OpSpec, device: DeviceFacts, choice: Choice) -> tuple[Schedule, ...]:
-        """Gemm schedules at the op's token tile, or every CTA size of a row-wise op."""
+        """Gemm schedules at the op's token tile, or every shape of a row-wise op."""
         if op.kind in self.gemm.kinds:
-            return tuple(
-                schedule for schedule in self._gemm_space(choice) if blockscaled.token_tile(schedule) == op.row_tile
-            )
+            space = self._gemm_space(choice, device.cores)
+            return tuple(schedule for schedule in space if blockscaled.token_tile(schedule) == op.row_tile)
+        if op.kind is OpKind.ROUTE:
+            return tuple(self.route.make(threads=threads, blocks=blocks) for threads, blocks in sm90.ROUTE_SHAPES)
         return expand(self.rows, AUTO_ROWS) if op.kind in self.rows.kinds else ()
 
-    def _gemm_space(self, choice: Choice) -> tuple[Schedule, ...]:
-        spaces = chosen_values(self.gemm, AUTO_GEMM, choice)
+    def _gemm_space(self, choice: Choice, ctas: int = 1) -> tuple[Schedule, ...]:
+        spaces = chosen_values(self.gemm, {**AUTO_GEMM, "ctas": (ctas,)}, choice)
         return tuple(dict.fromkeys(schedule for values in spaces for schedule in expand(self.gemm, values)))
 
     def verdict(self, op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-        """Whether a schedule of either family can serve ``op``."""
+        """Whether a schedule of the op's family can serve ``op``."""
         if schedule.family == self.gemm:
             return judge(blockscaled.PREDICATES, op, schedule, device)
+        if schedule.family == self.route:
+            return sm90.counts_fit(op, schedule, device)
         threads = schedule.number("threads")
         if threads < WARP or threads > MAX_THREADS or threads % WARP:
             return illegal("threads", "a CTA has whole warps", threads=threads, most=MAX_THREADS)
@@ -113,12 +123,14 @@ class Sm100Catalog:
         return roofline_us(device, gemm_bytes(op, load), gemm_flops(op, load), occupancy)
 
     def template(self, op: OpSpec, schedule: Schedule) -> str:
-        """One template per op."""
-        return f"sm_100a/{op.kind.value}.py.j2"
+        """One template per op; two quantisers share one, and route is shared with sm_90a."""
+        if op.kind in CUDA:
+            return CUDA[op.kind][0]
+        return DSL.get(op.kind, f"sm_100a/{op.kind.value}.py.j2")
 
     def includes(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
-        """None: templates import device modules by name."""
-        return ()
+        """Of CUDA sources; CuTeDSL templates import device modules by name."""
+        return CUDA[op.kind][1] if op.kind in CUDA else ()
 
     def scratch(self, op: OpSpec, schedule: Schedule) -> Scratch:
         """None."""

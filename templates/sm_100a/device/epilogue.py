@@ -1,8 +1,8 @@
 """What becomes of accumulators: the exact chain alpha, bias, activation, router weight, then one of four stores.
 
-A thread owns one row of a tile. It works on blocks of 16 output values, one quantiser block: 32 accumulator columns when
-W1 is gated (gate and up alternate by 8), else 16. A row's block is stored by the thread that made it: 32 bytes or more, whole
-sectors, so nothing is staged in shared memory.
+A thread owns one row of a tile. It works on blocks of 16 output values, one quantiser block: 32 accumulator columns
+when W1 is gated (gate and up alternate by 8), else 16. The thread that made a row's block stores it: at least 32 bytes
+of tokens, whole sectors, so nothing is staged in shared memory.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ CHUNK = 32
 class Arguments:
     """Tensors of the chain; None where a kernel has none.
 
-    ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of the token dtype or codes,
-    ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through ``row_slot [R]``, or through
-    ``offsets [E + 1]`` and ``rows [E]``.
+    ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of the token dtype
+    or codes, ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through
+    ``row_slot [R]``, or through ``offsets [E + 1]`` and ``rows [E]``.
     """
 
     alpha: Any
@@ -40,11 +40,12 @@ class Arguments:
 
 
 class RowStore:
-    """``h_rows`` or ``out_rows``: values rounded once to the token dtype, 0 in padding rows unless these are skipped."""
+    """``h_rows`` or ``out_rows``: values rounded once to the token dtype; padding rows are 0, or skipped."""
 
     def __init__(self, dtype, pads):
         self.dtype = dtype
         self.pads = pads
+        self.blocks = 0
 
     @cute.jit
     def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
@@ -62,6 +63,7 @@ class PairStore:
 
     def __init__(self, dtype):
         self.dtype = dtype
+        self.blocks = 0
 
     @cute.jit
     def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
@@ -91,6 +93,7 @@ class CodeStore:
         self.pitch = pitch
         self.scale_columns = scale_columns
         self.round_values = round_values
+        self.blocks = max(scale_columns, pitch // CODE_BYTES)
 
     @cute.jit
     def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
@@ -137,8 +140,9 @@ def store_tokens(dtype, out, values, offset):
 class Chain:
     """The chain of one kernel.
 
-    ``columns`` of a stored row before any padding; ``activation`` is None in gemm2; ``per_expert``: one second-level scale of the
-    rows for each expert; ``weighted``: times the slot's router weight; ``store`` is one of this module's stores.
+    ``columns`` of a stored row before any padding; ``activation`` is None in gemm2; ``per_expert``: one second-level
+    scale of the rows for each expert; ``weighted``: times the slot's router weight; ``store`` is one of this module's
+    stores.
     """
 
     columns: int
@@ -155,6 +159,16 @@ class Chain:
     def width(self):
         """Accumulator columns of one block."""
         return 2 * BLOCK if self.gated else BLOCK
+
+    def missing(self, covered):
+        """Blocks of the output, padding included, that tiles over ``covered`` weight rows do not reach."""
+        return max(0, self.store.blocks - covered // self.width)
+
+    @cute.jit
+    def clear(self, arguments: cutlass.Constexpr, row, covered):
+        """Writes the padding of one row that no tile reaches."""
+        for extra in cutlass.range_constexpr(self.missing(covered)):
+            self.store.tail(self, arguments, row, (covered // self.width + extra) * BLOCK)
 
     @cute.jit
     def slot_of(self, arguments: cutlass.Constexpr, row, expert):
@@ -174,8 +188,9 @@ class Chain:
         second = mul(arguments.alpha[expert, 1], decode) if cutlass.const_expr(self.gated) else first
         weight = Float32(1.0)
         if cutlass.const_expr(self.weighted):
-            if slot >= 0:
-                weight = arguments.weights[slot // self.top_k, slot % self.top_k]
+            # Padding rows read a weight that nobody uses.
+            used = cutlass.max(slot, 0)
+            weight = arguments.weights[used // self.top_k, used % self.top_k]
         return first, second, weight
 
     @cute.jit

@@ -1,7 +1,7 @@
 """Grouped block-scaled gemm on tcgen05: rows in expert order times each expert's weights, D = A · Bᵀ.
 
 Persistent CTAs of six warps: four read accumulators and finish them, one issues MMAs, one issues bulk copies. Tiles are
-found on the device: ``tile_expert`` names each row tile's expert, ``totals[0]`` counts row tiles. Codes and scales reach
+found on the device: ``tile_expert`` names each row tile's expert, ``totals[0]`` counts them. Codes and scales reach
 shared memory by bulk tensor copies, scales go on to tensor memory beside the accumulators.
 """
 
@@ -24,6 +24,10 @@ CHUNK = 32
 """Accumulator columns that a thread holds at a time: gate and up of one block of 16 activated values."""
 TMEM_BARRIER = 1
 ALIGNMENT = 1024
+SCALE_COLUMN_ROWS = 32
+"""Rows whose scales share a column of tensor memory."""
+SCALE_ROWS = 128
+"""Rows of scales that are copied at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +65,15 @@ class Gemm:
         return self.rows, self.cols, self.depth
 
     @property
+    def units(self):
+        """Units of 128 rows that hold the scales of one tile of B."""
+        return -(-self.cols // SCALE_ROWS)
+
+    @property
     def scale_columns(self):
         """Tensor-memory columns of (A's, B's) scales."""
         steps = self.depth // MMA_K
-        return self.rows // 32 * steps, -(-self.cols // 128) * 4 * steps
+        return self.rows // 32 * steps, self.units * 4 * steps
 
     @property
     def memory_columns(self):
@@ -73,8 +82,8 @@ class Gemm:
         return max(32, 1 << (needed - 1).bit_length())
 
 
-def make_mma(gemm):
-    """The tensor core's operation, both operands from shared memory."""
+def make_mma(gemm, cols=0):
+    """The tensor core's operation, both operands from shared memory; ``cols`` columns wide where that is given."""
     return blackwell_helpers.make_blockscaled_trivial_tiled_mma(
         Float4E2M1FN,
         Float4E2M1FN,
@@ -83,7 +92,7 @@ def make_mma(gemm):
         Float8E4M3FN,
         BLOCK,
         tcgen05.CtaGroup.ONE,
-        (gemm.rows, gemm.cols),
+        (gemm.rows, cols or gemm.cols),
     )
 
 
@@ -95,6 +104,12 @@ def shared_layouts(gemm, mma):
         blockscaled_layout.make_smem_layout_sfa(mma, gemm.tiler, BLOCK, gemm.stages),
         blockscaled_layout.make_smem_layout_sfb(mma, gemm.tiler, BLOCK, gemm.stages),
     )
+
+
+def unit_layout(gemm):
+    """B's scales in shared memory once more, as copies fill them: one unit of 128 rows after the other."""
+    tiler = (gemm.rows, SCALE_ROWS, gemm.depth)
+    return blockscaled_layout.make_smem_layout_sfb(make_mma(gemm, SCALE_ROWS), tiler, BLOCK, gemm.stages * gemm.units)
 
 
 def code_tensor(codes, rows, k, pitch, experts):
@@ -110,11 +125,11 @@ def scale_tensor(scales, rows, k, experts):
 
 
 def make_copies(gemm, codes, scales, weight_codes, weight_scales):
-    """Bulk copies as a flat tuple: (atom, tensor) of A, B, A's scales, B's scales."""
+    """Bulk copies as a flat tuple: (atom, tensor) of A, B, A's scales, one unit of B's scales."""
     mma = make_mma(gemm)
-    layouts = [cute.slice_(layout, (None, None, None, 0)) for layout in shared_layouts(gemm, mma)]
+    layouts = (*shared_layouts(gemm, mma)[:3], unit_layout(gemm))
     padded_k = -(-gemm.k // MMA_K) * MMA_K
-    padded_n = -(-gemm.n // 128) * 128
+    padded_n = -(-gemm.n // SCALE_ROWS) * SCALE_ROWS
     sources = (
         code_tensor(codes, codes.shape[0], gemm.k, gemm.pitch, 1),
         code_tensor(weight_codes, gemm.n, gemm.k, gemm.pitch, gemm.experts),
@@ -122,12 +137,18 @@ def make_copies(gemm, codes, scales, weight_codes, weight_scales):
         scale_tensor(weight_scales, padded_n, padded_k, gemm.experts),
     )
     operation = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
-    makers = (cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B) * 2
     made = []
     for number in range(4):
-        inner = Int16 if number >= 2 else None
-        made += makers[number](
-            operation, sources[number], layouts[number], gemm.tiler, mma, (1, 1, 1, 1), internal_type=inner
+        make = cute.nvgpu.make_tiled_tma_atom_B if number % 2 else cute.nvgpu.make_tiled_tma_atom_A
+        unit = number == 3
+        made += make(
+            operation,
+            sources[number],
+            cute.slice_(layouts[number], (None, None, None, 0)),
+            (gemm.rows, SCALE_ROWS, gemm.depth) if unit else gemm.tiler,
+            make_mma(gemm, SCALE_ROWS) if unit else mma,
+            (1, 1, 1, 1),
+            internal_type=Int16 if number >= 2 else None,
         )
     return tuple(made)
 
@@ -171,11 +192,16 @@ def scale_copy(shared, columns):
     return copy, tcgen05.get_s2t_smem_desc_tensor(copy, part.partition_S(source)), part.partition_D(destination)
 
 
+def copy_tile(part, tile, k, layer, stage, barrier):
+    """Starts one bulk copy into a stage."""
+    atom, source, destination = part
+    cute.copy(atom, source[(None, tile, k, layer)], destination[(None, stage)], tma_bar_ptr=barrier)
+
+
 @cute.jit
 def load_tiles(
     gemm: cutlass.Constexpr,
     ring,
-    mma,
     copies: cutlass.Constexpr,
     shared: cutlass.Constexpr,
     tile_expert,
@@ -184,13 +210,13 @@ def load_tiles(
     ctas,
 ):
     """The copy warp: fills a stage with both operands and their scales, tile after tile."""
-    part = mma.get_slice(0)
     parts = []
     for number in cutlass.range_constexpr(4):
         atom, tensor = copies[2 * number], copies[2 * number + 1]
-        is_b = number % 2 == 1
-        tiles = cute.local_tile(tensor, (gemm.cols if is_b else gemm.rows, gemm.depth), (None, None, None))
-        partitioned = part.partition_B(tiles) if is_b else part.partition_A(tiles)
+        extents = (gemm.rows, gemm.cols, gemm.rows, SCALE_ROWS)
+        tiles = cute.local_tile(tensor, (extents[number], gemm.depth), (None, None, None))
+        part = make_mma(gemm, SCALE_ROWS if number == 3 else 0).get_slice(0)
+        partitioned = part.partition_B(tiles) if number % 2 == 1 else part.partition_A(tiles)
         destination, source = cpasync.tma_partition(
             atom, 0, cute.make_layout(1), cute.group_modes(shared[number], 0, 3), cute.group_modes(partitioned, 0, 3)
         )
@@ -206,10 +232,13 @@ def load_tiles(
         for k in cutlass.range(gemm.k_tiles, unroll=1):
             ring.producer_acquire(state)
             barrier = ring.producer_get_barrier(state)
-            for number in cutlass.range_constexpr(4):
-                atom, source, destination = parts[number]
-                tile, layer = (n, expert) if number % 2 == 1 else (m, 0)
-                cute.copy(atom, source[(None, tile, k, layer)], destination[(None, state.index)], tma_bar_ptr=barrier)
+            stage = state.index
+            copy_tile(parts[0], m, k, 0, stage, barrier)
+            copy_tile(parts[1], n, k, expert, stage, barrier)
+            copy_tile(parts[2], m, k, 0, stage, barrier)
+            for unit in cutlass.range_constexpr(gemm.units):
+                first = n * gemm.cols // SCALE_ROWS
+                copy_tile(parts[3], first + unit, k, expert, stage * gemm.units + unit, barrier)
             state.advance()
         work += ctas
     ring.producer_tail(state)
@@ -237,10 +266,9 @@ def multiply_tiles(
         cute.recast_ptr(base + first_scale, dtype=Float8E4M3FN),
         blockscaled_layout.make_tmem_layout_sfa(mma, gemm.tiler, BLOCK, cute.slice_(layouts[2], one_stage)),
     )
-    scales_b = cute.make_tensor(
-        cute.recast_ptr(base + first_scale + gemm.scale_columns[0], dtype=Float8E4M3FN),
-        blockscaled_layout.make_tmem_layout_sfb(mma, gemm.tiler, BLOCK, cute.slice_(layouts[3], one_stage)),
-    )
+    layout_b = blockscaled_layout.make_tmem_layout_sfb(mma, gemm.tiler, BLOCK, cute.slice_(layouts[3], one_stage))
+    column_b = base + first_scale + gemm.scale_columns[0]
+    scales_b = cute.make_tensor(cute.recast_ptr(column_b, dtype=Float8E4M3FN), layout_b)
     copy_a, from_a, to_a = scale_copy(shared[2], scales_a)
     copy_b, from_b, to_b = scale_copy(shared[3], scales_b)
     filled = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, gemm.stages)
@@ -250,6 +278,9 @@ def multiply_tiles(
     while work < count:
         accumulators.producer_acquire(target)
         tile = accumulator[(None, None, None, target.index)]
+        # A tile that starts in the middle of a unit of scales skips the columns of the 64 rows before it.
+        skipped = work % gemm.n_tiles * gemm.cols % SCALE_ROWS // SCALE_COLUMN_ROWS
+        used_b = cute.make_tensor(cute.recast_ptr(column_b + skipped, dtype=Float8E4M3FN), layout_b)
         for k in cutlass.range(gemm.k_tiles, unroll=1):
             ring.consumer_wait(filled)
             stage = (None, None, None, None, filled.index)
@@ -257,7 +288,7 @@ def multiply_tiles(
             cute.copy(copy_b, from_b[stage], to_b)
             mma.set(tcgen05.Field.ACCUMULATE, k != 0)
             here = (None, None, None, filled.index)
-            cute.gemm(mma, tile, [a[here], scales_a], [b[here], scales_b], tile)
+            cute.gemm(mma, tile, [a[here], scales_a], [b[here], used_b], tile)
             ring.consumer_release(filled)
             filled.advance()
         accumulators.producer_commit(target)
@@ -311,6 +342,8 @@ def finish_tiles(
             epilogue.finish(tensors, state, values, row, slot, expert, n * gemm.cols + chunk * CHUNK)
         accumulators.consumer_release(held)
         held.advance()
+        if n == gemm.n_tiles - 1:
+            epilogue.clear(tensors, row, gemm.n_tiles * gemm.cols)
         work += ctas
 
 
@@ -368,9 +401,10 @@ def gemm_thread(
         storage.scales_a.get_tensor(layouts[2]),
         storage.scales_b.get_tensor(layouts[3]),
     )
+    units = storage.scales_b.get_tensor(unit_layout(gemm))
     pipeline.pipeline_init_wait(cluster_shape_mn=(1, 1))
     if warp == COPY_WARP:
-        load_tiles(gemm, ring, mma, copies, shared, tile_expert, totals, cta, ctas)
+        load_tiles(gemm, ring, copies, (*shared[:3], units), tile_expert, totals, cta, ctas)
     if warp == MMA_WARP:
         tmem.wait_for_alloc()
         base = tmem.retrieve_ptr(Float32)

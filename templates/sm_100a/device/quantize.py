@@ -22,7 +22,8 @@ class Quantizer:
 
     ``columns`` elements a row, ``pitch`` bytes a row of codes, ``scale_columns`` bytes a row of scales with padding;
     ``contract`` and ``layout`` are classes of this library; ``per_expert``: one second-level scale for each expert;
-    ``top_k`` is 0 for rows in expert order, else rows are found through their slot; ``threads`` a CTA.
+    ``top_k`` is 0 for rows in expert order, else rows are found through their slot; ``threads`` a CTA;
+    ``paired``: values are the second half of every 16 columns of an interleaved row.
     """
 
     contract: Any
@@ -35,6 +36,7 @@ class Quantizer:
     per_expert: bool
     weighted: bool
     threads: int
+    paired: bool = False
 
     @property
     def blocks(self):
@@ -55,6 +57,17 @@ def global_vector(tensor, offset, count):
 def load_block(rows, row, block, columns):
     """16 elements of a row as fp32."""
     return global_vector(rows, Int64(row) * columns + block * BLOCK, BLOCK).load().to(Float32)
+
+
+def load_paired_block(pairs, row, block, columns):
+    """16 products of an interleaved row of ``2 · columns`` values as fp32: columns 8…15 of two groups of 16."""
+    values = cute.make_rmem_tensor(BLOCK, Float32)
+    start = Int64(row) * (2 * columns) + block * (2 * BLOCK)
+    for half in range(2):
+        group = global_vector(pairs, start + (half * BLOCK + BLOCK // 2), BLOCK // 2).load().to(Float32)
+        for i in range(BLOCK // 2):
+            values[half * (BLOCK // 2) + i] = group[i]
+    return values.load()
 
 
 def largest_magnitude(values):
@@ -101,7 +114,9 @@ def thread_position(quantizer: cutlass.Constexpr):
 @cute.jit
 def load_slot(quantizer: cutlass.Constexpr, rows, weights, row, slot, block):
     """16 elements of a row as fp32, times its router weight where that is applied to the input."""
-    if cutlass.const_expr(quantizer.top_k == 0):
+    if cutlass.const_expr(quantizer.paired):
+        values = load_paired_block(rows, row, block, quantizer.columns)
+    elif cutlass.const_expr(quantizer.top_k == 0):
         values = load_block(rows, row, block, quantizer.columns)
     else:
         values = load_block(rows, slot // quantizer.top_k, block, quantizer.columns)
