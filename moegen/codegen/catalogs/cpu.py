@@ -208,7 +208,7 @@ class CpuCatalog:
         return LEGAL
 
     def time_us(self, op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
-        """Seconds of arithmetic over the cores in use, or of memory traffic, whichever is longer, plus one launch."""
+        """Arithmetic over the cores in use or memory traffic, whichever takes longer, plus one launch; microseconds."""
         if op.kind not in GEMMS:
             passes = 2.0 if op.act_scale is ActScale.DYNAMIC_TENSOR else 1.0
             busy_s = stream_seconds(op, load) / device.cores
