@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.hopper.configs import BY_TOKENS, SHAPES, configs
-from benchmarks.hopper.ours import w4a16_ops
+from benchmarks.hopper.configs import BY_TOKENS, FAST_FROM, MODE_TOKENS, SHAPES, configs, mode_configs
+from benchmarks.hopper.ours import pipeline
 from moegen.build.nvcc import Nvcc
 from moegen.build.toolchain import CompileJob, Outcome, Status
 from moegen.codegen.catalogs.sm90 import CATALOG
@@ -22,8 +22,20 @@ def wanted(shapes: list[str]) -> dict[str, Variant]:
     found: dict[str, Variant] = {}
     for shape in shapes:
         for tokens in BY_TOKENS[shape]:
-            for config in configs(shape, tokens):
-                for variant in w4a16_ops(SHAPES[shape], config).values():
+            fast = configs(shape, tokens, fast=True) if tokens >= FAST_FROM else []
+            for config in (*configs(shape, tokens), *fast):
+                for variant in pipeline(SHAPES[shape], config):
+                    found[variant.digest[:24]] = variant
+    return found
+
+
+def wanted_modes(shapes: list[str]) -> dict[str, Variant]:
+    """The same for benchmarks/hopper/modes.py."""
+    found: dict[str, Variant] = {}
+    for shape in shapes:
+        for tokens in MODE_TOKENS:
+            for config in mode_configs(shape, tokens).values():
+                for variant in pipeline(SHAPES[shape], config):
                     found[variant.digest[:24]] = variant
     return found
 
@@ -60,6 +72,7 @@ def build(folder: Path, variants: dict[str, Variant], parallel: int) -> int:
 
 
 if __name__ == "__main__":
-    made = wanted(sys.argv[2:] or list(SHAPES))
+    shapes = sys.argv[2:] or list(SHAPES)
+    made = wanted(shapes) | wanted_modes(shapes)
     print(len(made), "variants")
     sys.exit(build(Path(sys.argv[1]), made, os.cpu_count() or 1))

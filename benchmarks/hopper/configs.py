@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.hopper.ours import Config, Geometry
+from moegen.core.enums import Epilogue
 
 SHAPES = {
     "dsv3": Geometry(experts=256, top_k=8, hidden=7168, intermediate=2048),
@@ -12,56 +15,86 @@ SHAPES = {
 Schedule = tuple[str, int, int, int]
 """Ladder, consumer warpgroups, m64 tiles of each, blocks a multiprocessor: the fields of the sm_90a ladder family."""
 
-FINE: Schedule = ("n8", 1, 1, 4)
-HALF: Schedule = ("n8", 2, 1, 2)
-WHOLE: Schedule = ("n8", 4, 1, 1)
-SMALL: Schedule = ("n8_16_32", 4, 1, 1)
-DOUBLE: Schedule = ("n8_32", 4, 2, 1)
-SKEWED: Schedule = ("n8_16_32_64_128", 4, 1, 1)
-SIXTEEN: Schedule = ("n16", 4, 1, 1)
-PAIR: Schedule = ("n16_64", 4, 1, 1)
-MIDDLE: Schedule = ("n32_64", 4, 1, 1)
-BROAD: Schedule = ("n48_128", 4, 1, 1)
-STEPS: Schedule = ("n16_32_48_64_96_128", 4, 1, 1)
-LARGE: Schedule = ("n64_128", 4, 1, 1)
-LADDER: Schedule = ("n64_80_96_128_256", 4, 1, 1)
-HUGE: Schedule = ("n128_256", 4, 1, 1)
-FULL: Schedule = ("n96_128_144_160_192_208_224_240_256", 4, 1, 1)
 
+
+def _one(ladder: str, warpgroups: int = 4, tiles: int = 1, blocks: int = 1) -> Schedule:
+    return (ladder, warpgroups, tiles, blocks)
+
+
+FINE, HALF, WHOLE, FIVE = _one("n8", 1, 1, 4), _one("n8", 2, 1, 2), _one("n8"), _one("n8", 5)
+SMALL, SMALL_FIVE = _one("n8_16_32"), _one("n8_16_32", 5)
+SKEWED = _one("n8_16_32_64_128")
+WIDE_SKEW = _one("n16_32_48_64_80_96_128_160_192_224_256")
+COARSE = _one("n64_128_192_256")
+#: Ladders around 64, 128 or 256 rows an expert: steps of 8 where the counts lie, halves of what exceeds the widest.
+AROUND_64 = _one("n48_56_64_72_80_96")
+AROUND_128 = _one("n112_128_144_160")
+AROUND_256 = _one("n136_144_152_208_216_224_232_240_248_256")
+
+FAST_FROM = 512
+"""Token counts from which the fast activation class is timed beside the exact one: below, no difference shows."""
 BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
     "dsv3": {
-        1: (FINE, HALF, WHOLE),
-        8: (FINE, HALF, WHOLE),
-        32: (SMALL, DOUBLE, SKEWED),
-        128: (SMALL, DOUBLE, SKEWED),
-        512: (SKEWED, MIDDLE, STEPS),
-        2048: (STEPS, LARGE, LADDER),
-        8192: (LADDER, HUGE, FULL),
+        1: (HALF, WHOLE),
+        8: (WHOLE,),
+        32: (SMALL, WHOLE),
+        128: (SMALL, SKEWED),
+        512: (SKEWED, _one("n16_24_32_64")),
+        2048: (AROUND_64, WIDE_SKEW),
+        8192: (AROUND_256, WIDE_SKEW),
     },
     "qwen3": {
-        1: (FINE, HALF, WHOLE),
-        8: (FINE, HALF, WHOLE),
-        32: (HALF, WHOLE, SMALL, SIXTEEN),
-        128: (SMALL, SIXTEEN, PAIR),
-        512: (MIDDLE, BROAD, STEPS, PAIR),
-        2048: (STEPS, BROAD, LADDER),
-        8192: (LADDER, HUGE, FULL),
+        1: (FINE, HALF),
+        8: (FINE, WHOLE),
+        32: (WHOLE, _one("n16")),
+        128: (_one("n16"), _one("n16_64")),
+        512: (_one("n40_64"), _one("n40"), _one("n56")),
+        2048: (AROUND_128, _one("n128_160"), COARSE),
+        8192: (_one("n176_184_192_232_240_248_256"), _one("n192_256"), COARSE),
     },
     "gptoss": {
-        1: (FINE, HALF, WHOLE),
-        8: (FINE, HALF, WHOLE),
-        32: (HALF, SMALL, ("n8_16_32", 5, 1, 1)),
-        128: (SMALL, SKEWED, ("n8_16_32", 5, 1, 1)),
-        512: (SKEWED, STEPS, PAIR),
-        2048: (STEPS, LADDER),
-        8192: (LADDER, HUGE, FULL),
+        1: (FINE, HALF),
+        8: (FIVE, WHOLE),
+        32: (FIVE, SMALL_FIVE),
+        128: (_one("n8_16", 5), SMALL_FIVE),
+        512: (_one("n16_24_32", 5), _one("n24_32", 5)),
+        2048: (AROUND_64, _one("n56_64_72_80"), WIDE_SKEW),
+        8192: (AROUND_256, WIDE_SKEW),
     },
 }
-GATHERING: dict[int, tuple[Schedule, ...]] = {1: (FINE, HALF), 8: (HALF, WHOLE), 32: (SMALL,), 128: (SMALL,)}
+GATHERING: dict[str, dict[int, tuple[Schedule, ...]]] = {"qwen3": {1: (_one("n8", 2),)}, "gptoss": {}, "dsv3": {}}
 
 
-def configs(shape: str, tokens: int) -> list[Config]:
+def route_of(slots: int) -> tuple[int, int]:
+    """Threads and blocks of the routing cluster."""
+    return (256, 1) if slots <= 256 else (1024, 1) if slots < 2048 else (1024, 8)
+
+
+def configs(shape: str, tokens: int, *, fast: bool = False) -> list[Config]:
     """Every ladder once, for both gemms alike; then the gathering forms."""
-    plain = [Config(gemm1=schedule, gemm2=schedule) for schedule in BY_TOKENS[shape][tokens]]
-    gathers = [Config(gemm1=schedule, gemm2=schedule, gather=True) for schedule in GATHERING.get(tokens, ())]
-    return plain + gathers
+    route = route_of(tokens * SHAPES[shape].top_k)
+    plain = [Config(gemm1=s, gemm2=s, route=route, fast=fast) for s in BY_TOKENS[shape][tokens]]
+    gathering = GATHERING[shape].get(tokens, ())
+    return plain + [Config(gemm1=s, gemm2=s, gather=True, route=route, fast=fast) for s in gathering]
+
+
+MODE_TOKENS = (1, 8, 32, 128, 512, 2048, 8192)
+MODES: dict[str, tuple[bool, Epilogue]] = {
+    "w4a16 compact": (False, Epilogue.COMPACT),
+    "w4a16 interleaved": (False, Epilogue.INTERLEAVED),
+    "w4a4 compact": (True, Epilogue.COMPACT),
+    "w4a4 interleaved": (True, Epilogue.INTERLEAVED),
+    "w4a4 fused_fp4": (True, Epilogue.FUSED_FP4),
+}
+
+
+def mode_ladder(tokens: int) -> Schedule:
+    """One ladder that every mode can use: token producers of W4A4 stop at 128."""
+    return ("n8_16", 4, 1, 1) if tokens <= 32 else ("n8_16_32_64", 4, 1, 1) if tokens <= 512 else ("n64_96_128", 4, 1, 1)
+
+
+def mode_configs(shape: str, tokens: int) -> dict[str, Config]:
+    """Every mode with the same schedules."""
+    schedule = mode_ladder(tokens)
+    base = Config(gemm1=schedule, gemm2=schedule, route=route_of(tokens * SHAPES[shape].top_k))
+    return {name: replace(base, w4a4=w4a4, epilogue=epilogue) for name, (w4a4, epilogue) in MODES.items()}

@@ -11,15 +11,30 @@ from torch import Tensor
 
 from moegen.codegen.catalogs.sm90 import CATALOG, LADDER, ROUTE, ROW_TILE, ROWS_LAYOUT, STREAM
 from moegen.codegen.context import entry_arguments
+from moegen.codegen.pipelines import Shape, pipeline_ops
 from moegen.codegen.variant import Variant
-from moegen.core.abi import Dims
+from moegen.core.abi import Argument, Dims
 from moegen.core.devices import H200
-from moegen.core.enums import ActivationKind, CombineMode, Epilogue, OpKind, Round, ScaleLayout, Target
-from moegen.core.ops import Activation, Numerics, OpSpec
+from moegen.core.enums import (
+    ActFormat,
+    ActivationKind,
+    ActivationMath,
+    ActScale,
+    CombineMode,
+    Epilogue,
+    OpKind,
+    ScaleLayout,
+    Target,
+)
+from moegen.core.ops import OpSpec
 from moegen.core.runner import Kernel
 from moegen.numerics.layouts import Projection, weight_pack
 from moegen.runtime.runners.cpu import load_entry
+from moegen.spec.models import Activations, ActivationScale, ActivationSpec, LayerSpec, NumericsSpec, Weights
+from moegen.spec.models import Geometry as SpecGeometry
 
+STATIC_ENCODE = 2688.0 / 16.0
+"""Second-level scale of W4A4 rows whose largest value is about 16."""
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8}
 
 
@@ -35,73 +50,63 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Schedules of one pipeline: ladders of both gemms, and whether gemm1 gathers its rows itself."""
+    """Schedules of one pipeline: ladders of both gemms, whether gemm1 gathers its rows itself, exp and division class,
+    operand format and epilogue mode."""
 
     gemm1: tuple[str, int, int, int]
     gemm2: tuple[str, int, int, int]
     gather: bool = False
+    fast: bool = False
     route: tuple[int, int] = (1024, 1)
+    w4a4: bool = False
+    epilogue: Epilogue = Epilogue.COMPACT
 
 
-def w4a16_ops(geometry: Geometry, config: Config) -> dict[OpKind, Variant]:
-    """The compact W4A16 pipeline, SwiGLU, no bias, router weights at the combine."""
-    exact = Numerics(pre_quant_round=Round.BF16)
-    base = OpSpec(
-        kind=OpKind.ROUTE,
-        experts=geometry.experts,
-        top_k=geometry.top_k,
-        hidden=0,
-        intermediate=0,
-        row_tile=ROW_TILE,
-        ids_int64=False,
+def layer_spec(geometry: Geometry, config: Config) -> LayerSpec:
+    """The benchmark's layer: SwiGLU, no bias, router weights at the combine, static scales in W4A4."""
+    static = ActivationScale(gemm1=ActScale.STATIC, gemm2=ActScale.STATIC)
+    return LayerSpec(
+        name="benchmark",
+        source="benchmarks/hopper",
+        geometry=SpecGeometry(**vars(geometry)),
+        activation=ActivationSpec(kind=ActivationKind.SWIGLU),
+        weights=Weights(bias=False),
+        activations=Activations(
+            format=ActFormat.NVFP4 if config.w4a4 else ActFormat.BF16, activation_scale=static if config.w4a4 else None
+        ),
+        numerics=NumericsSpec(activation_math=ActivationMath.FAST if config.fast else ActivationMath.EXACT),
+        epilogues=(config.epilogue,),
+        combine=(CombineMode.ORDERED,),
+        targets=(Target.SM_90A,),
     )
-    sizes = {"hidden": geometry.hidden, "intermediate": geometry.intermediate}
-    gemm = replace(base, ids_int64=True, rows_layout=ROWS_LAYOUT, weight_pack="sm90_m64k128", **sizes)
-    gemm1 = replace(
-        gemm,
-        kind=OpKind.GEMM1,
-        epilogue=Epilogue.COMPACT,
-        activation=Activation(kind=ActivationKind.SWIGLU),
-        numerics=exact,
-        gather=config.gather,
-    )
-    gather = replace(
-        base,
-        kind=OpKind.GATHER,
-        experts=0,
-        ids_int64=True,
-        hidden=geometry.hidden,
-        gather=True,
-        rows_layout=ROWS_LAYOUT,
-        numerics=Numerics(),
-    )
-    combine = OpSpec(
-        kind=OpKind.COMBINE,
-        experts=0,
-        top_k=geometry.top_k,
-        hidden=geometry.hidden,
-        intermediate=0,
+
+
+def pipeline(geometry: Geometry, config: Config) -> tuple[Variant, ...]:
+    """The ops that planning makes for the layer, in launch order, with the configuration's schedules."""
+    shape = Shape(
+        epilogue=config.epilogue,
         combine=CombineMode.ORDERED,
-        numerics=Numerics(),
+        row_tile=ROW_TILE,
+        rows_layout=ROWS_LAYOUT,
+        fused_gather=config.gather,
     )
+    ops = pipeline_ops(layer_spec(geometry, config), shape, ("sm90_m64k128", "sm90_m64k128"))
+    return tuple(_variant(op, config) for op in ops)
 
-    def ladder(op: OpSpec, schedule: tuple[str, int, int, int]) -> Variant:
-        made = LADDER.make(ladder=schedule[0], warpgroups=schedule[1], tiles=schedule[2], blocks=schedule[3])
-        verdict = CATALOG.verdict(op, made, H200)
-        if not verdict.legal:
-            raise ValueError(f"{schedule}: {verdict}")
-        return Variant(op=op, schedule=made)
 
-    variants = {
-        OpKind.ROUTE: Variant(op=base, schedule=ROUTE.make(threads=config.route[0], blocks=config.route[1])),
-        OpKind.GATHER: Variant(op=gather, schedule=STREAM.make()),
-        OpKind.GEMM1: ladder(gemm1, config.gemm1),
-        OpKind.GEMM2: ladder(replace(gemm, kind=OpKind.GEMM2, top_k=0), config.gemm2),
-        OpKind.COMBINE: Variant(op=combine, schedule=STREAM.make()),
-    }
-    if config.gather:
-        del variants[OpKind.GATHER]
-    return variants
+def _variant(op: OpSpec, config: Config) -> Variant:
+    if op.kind is OpKind.ROUTE:
+        schedule = ROUTE.make(threads=config.route[0], blocks=config.route[1])
+        op = replace(op, ids_int64=False)
+    elif op.weight_pack:
+        ladder, warpgroups, tiles, blocks = config.gemm1 if op.kind is OpKind.GEMM1 else config.gemm2
+        schedule = LADDER.make(ladder=ladder, warpgroups=warpgroups, tiles=tiles, blocks=blocks)
+    else:
+        schedule = STREAM.make()
+    verdict = CATALOG.verdict(op, schedule, H200)
+    if not verdict.legal:
+        raise ValueError(f"{schedule.name}: {verdict}")
+    return Variant(op=op, schedule=schedule)
 
 
 class Kernels:
@@ -135,17 +140,21 @@ class Bank:
         }
 
     @property
-    def overhead(self) -> float:
-        """Packed bytes over the bytes of codes and scales is the caller's to compare; this is their sum."""
-        return float(sum(self.tensors[name].numel() for name in ("w1_packed", "w2_packed")))
+    def packed_bytes(self) -> int:
+        """Bytes of both packs."""
+        return sum(self.tensors[name].numel() for name in ("w1_packed", "w2_packed"))
 
 
 class Layer:
     """Buffers for one token count, and bound calls. ``x``, ids and weights are given with each call."""
 
     def __init__(self, geometry: Geometry, bank: Bank, kernels: Kernels, config: Config, tokens: int) -> None:
-        self.variants = w4a16_ops(geometry, config)
-        self.kernels = {kind: kernels.get(variant) for kind, variant in self.variants.items()}
+        variants = pipeline(geometry, config)
+        names = [variant.op.kind.value for variant in variants]
+        self.order = tuple(
+            f"{name}{2 if index != names.index(name) else ''}" for index, name in enumerate(names)
+        )
+        self.steps = dict(zip(self.order, ((variant, kernels.get(variant)) for variant in variants), strict=True))
         self.dims = Dims(
             tokens=tokens,
             top_k=geometry.top_k,
@@ -155,23 +164,31 @@ class Layer:
             row_tile=ROW_TILE,
         )
         self.buffers: dict[str, Tensor] = dict(bank.tensors)
-        for kind, variant in self.variants.items():
-            for argument in entry_arguments(variant.op, Target.SM_90A, CATALOG.scratch(variant.op, variant.schedule)):
-                if argument.role == "workspace" and argument.name not in self.buffers:
-                    shape = self.dims.shape(argument)
-                    self.buffers[argument.name] = torch.empty(shape, dtype=DTYPES[argument.dtype], device="cuda")
-        self.order = tuple(self.kernels)
+        for variant in variants:
+            for argument in self._arguments(variant):
+                if argument.role in ("workspace", "scale") and argument.name not in self.buffers:
+                    self.buffers[argument.name] = self._buffer(argument)
+
+    def _buffer(self, argument: Argument) -> Tensor:
+        tensor = torch.empty(self.dims.shape(argument), dtype=DTYPES[argument.dtype], device="cuda")
+        if argument.role == "scale":  # (encode, decode) of values around 1
+            tensor[:, 0], tensor[:, 1] = STATIC_ENCODE, 1.0 / STATIC_ENCODE
+        return tensor
+
+    @staticmethod
+    def _arguments(variant: Variant) -> tuple[Argument, ...]:
+        return entry_arguments(variant.op, Target.SM_90A, CATALOG.scratch(variant.op, variant.schedule))
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of every intermediate buffer."""
         return sum(t.numel() * t.element_size() for name, t in self.buffers.items() if not name.startswith("w"))
 
-    def call(self, kind: OpKind, given: Mapping[str, Tensor]) -> Callable[[], None]:
+    def call(self, step: str, given: Mapping[str, Tensor]) -> Callable[[], None]:
         """One op, bound to its arguments."""
-        kernel, op = self.kernels[kind], self.variants[kind].op
+        variant, kernel = self.steps[step]
         values: list[Tensor | int] = []
-        for argument in entry_arguments(op, Target.SM_90A, CATALOG.scratch(op, self.variants[kind].schedule)):
+        for argument in self._arguments(variant):
             if argument.dtype == "int":
                 values.append(0)
             else:
@@ -180,7 +197,7 @@ class Layer:
 
     def block(self, given: Mapping[str, Tensor]) -> Callable[[], None]:
         """Every op in order."""
-        calls = [self.call(kind, given) for kind in self.order]
+        calls = [self.call(step, given) for step in self.order]
 
         def run() -> None:
             for call in calls:

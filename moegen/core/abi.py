@@ -217,6 +217,7 @@ def _gather(op: OpSpec) -> tuple[Argument, ...]:
     return (
         _arg("x", _token(op), "T", "H", role="caller"),
         _arg("row_slot", "i32", "R"),
+        *((_arg("slot_row", "i32", "TK"),) if op.rows_layout else ()),
         _arg("totals", "i32", 4),
         *_input_weights(op),
         _rows(op, "x_rows", "H", "write"),

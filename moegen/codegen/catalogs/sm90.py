@@ -32,6 +32,7 @@ UNIT_BYTES, HALF_UNIT_BYTES = 4608, 2560
 MAX_STAGES, ITEM_RING, RECORD_BYTES = 12, 16, 16
 RESERVED_BYTES = 1024
 """Shared memory that each resident block costs beside its own."""
+MAX_TOP_K = 32
 ROUTE_SHAPES = ((1024, 1), (1024, 8), (256, 1))
 """Threads and blocks of a routing cluster: many for many slots, few for few."""
 
@@ -64,16 +65,19 @@ STREAM = ScheduleFamily(
 AUTO: Mapping[str, tuple[Value, ...]] = {
     "ladder": (
         "n8",
+        "n16",
         "n8_16",
+        "n16_64",
+        "n40_64",
         "n8_16_32",
-        "n8_16_24_32_64",
-        "n16_32_64",
-        "n16_32_48_64_80_96",
-        "n32_64_96_128",
-        "n32_64_128_192_256",
-        "n64_128_160_192_224_256",
-        "n128_256",
-        "n256",
+        "n16_24_32",
+        "n8_16_32_64_128",
+        "n48_56_64_72_80_96",
+        "n16_32_48_64_96_128",
+        "n112_128_144_160",
+        "n64_128_192_256",
+        "n16_32_48_64_80_96_128_160_192_224_256",
+        "n136_144_152_208_216_224_232_240_248_256",
     ),
     "warpgroups": (1, 2, 3, 4, 5),
     "tiles": (1, 2),
@@ -86,6 +90,8 @@ _WIDTH_LIMITS: Mapping[Epilogue | None, tuple[int, int]] = {
     Epilogue.FUSED_FP4: (16, 16),
 }
 """Widest tile of the plain form and of the form with four warpgroups and setmaxnreg, by what the epilogue keeps alive."""
+STAGED_PLAIN_WIDTH = 32
+"""The plain form's limit where a producer decodes tokens: wider tiles need two warpgroups of producers."""
 GATHER_WIDTHS = 64
 """A gemm1 that gathers its own rows loads them through registers: beyond this width a gather op is the better way."""
 DECODE_WIDTHS = 128
@@ -122,9 +128,7 @@ def widths(schedule: Schedule) -> tuple[int, ...]:
     found = tuple(int(part) for part in parts) if text.startswith("n") and all(map(str.isdigit, parts)) else ()
     known = range(8, 257, 8)
     if not found or list(found) != sorted(set(found)) or any(width not in known for width in found):
-        raise SpecError(
-            f"ladder {text!r}", "schedules.sm_90a.ladder", "write n and rising multiples of 8 up to 256"
-        )
+        raise SpecError(f"ladder {text!r}", "schedules.sm_90a.ladder", "write n and rising multiples of 8 up to 256")
     return found
 
 
@@ -135,7 +139,8 @@ def staged(op: OpSpec) -> bool:
 
 def plain_form(op: OpSpec, schedule: Schedule, width: int) -> bool:
     """True for a kernel that takes its warpgroups and blocks from the schedule, with registers as launched."""
-    return width <= _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[0] and schedule.number("tiles") == 1
+    limit = _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[0]
+    return width <= (min(limit, STAGED_PLAIN_WIDTH) if staged(op) else limit) and schedule.number("tiles") == 1
 
 
 def warpgroups_of(op: OpSpec, schedule: Schedule, width: int) -> tuple[int, int]:
@@ -178,6 +183,8 @@ def serves_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
         return illegal(
             "rows_layout", f"rows between ops are in the order {ROWS_LAYOUT}, not {op.rows_layout or 'plain'}"
         )
+    if op.kind in (OpKind.GATHER, OpKind.COMBINE) and op.top_k > MAX_TOP_K:
+        return illegal("top_k", "a token's slots are held in registers", top_k=op.top_k, limit=MAX_TOP_K)
     if op.kind in GEMMS and op.row_tile != ROW_TILE:
         return illegal("row_tile", "rows are padded to groups of 8", row_tile=op.row_tile, needed=ROW_TILE)
     if op.kind in GEMMS and op.weight_pack != packs_of(op)[0]:

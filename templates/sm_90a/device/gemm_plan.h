@@ -38,21 +38,22 @@ enum class EpilogueKind { kRows, kInterleaved, kFused };
 // Warpgroups, m64 tiles of each and register budgets for a token-tile width.
 //
 // Accumulators (width / 2 a tile), two operand buffers (32), about 25 others and what the epilogue needs must fit: four
-// warpgroups hold one tile up to width 64 as launched and up to 96 after setmaxnreg, two warpgroups the rest. `kStaged`
-// producers decode and need a warpgroup with registers of its own.
+// warpgroups hold one tile up to width 64 as launched and up to 80 after setmaxnreg, two warpgroups the rest. `kStaged`
+// producers decode token rows: one warpgroup of them, two beside wide tiles.
 // kAskedBlocks: plain kernels may share a multiprocessor, for more and smaller tiles when there are few.
 template <int kWidth, int kAskedGroups, int kAskedTiles, int kAskedBlocks, bool kStaged, EpilogueKind kEpilogue>
 struct GemmShape {
-  static constexpr bool kPlain = kWidth <= (kEpilogue == EpilogueKind::kFused ? 16 : 64) && kAskedTiles == 1;
+  static constexpr int kPlainWidth = kEpilogue == EpilogueKind::kFused ? 16 : kStaged ? 32 : 64;
+  static constexpr bool kPlain = kWidth <= kPlainWidth && kAskedTiles == 1;
   static constexpr bool kFour =
       !kPlain && !kStaged && kWidth <= (kEpilogue == EpilogueKind::kRows ? 80 : kEpilogue == EpilogueKind::kInterleaved ? 64 : 16);
   static constexpr int kGroups = kPlain ? kAskedGroups : kFour ? 4 : 2;
   static constexpr int kTiles = kPlain ? 1 : kFour ? (kWidth <= 32 ? 2 : 1) : kWidth <= 128 ? 2 : 1;
-  static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 208 : 224;
-  static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 64 : kStaged ? 80 : 56;
+  static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 200 : 224;
+  static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 64 : 56;
   static constexpr int kBlocks = kPlain ? kAskedBlocks : 1;
-  static constexpr int kProducerThreads = kPlain && !kStaged ? 32 : 128;
-  static constexpr int kArrivals = kStaged ? 1 + 4 : 1;  // on a stage's full barrier
+  static constexpr int kProducerThreads = kStaged && !kPlain ? 256 : kStaged || !kPlain ? 128 : 32;
+  static constexpr int kArrivals = kStaged ? 1 + kProducerThreads / 32 : 1;  // on a stage's full barrier
 };
 
 // What C names, beside GemmShape's numbers:

@@ -109,6 +109,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
 #pragma unroll 1
   for (int unit = 0; unit < P::kUnits; unit++) {
     barrier_wait(ring.full(), ring.phase);
+    if constexpr (C::kArrivals > 1) fence_async_shared();  // tokens were stored by threads, wgmma reads them by another proxy
     const uint64_t descriptor = token_descriptor(ring.tokens());
     uint32_t codes = ring.tokens() + offset + kScaleBytes + thread * 16;
     const uint32_t scales = ring.tokens() + offset + thread * 4;
@@ -152,12 +153,26 @@ __device__ __forceinline__ uint32_t item_address(uint32_t base, int count) {
   return base + Plan<C>::kItemOffset + count % Plan<C>::kItemRing * WorkItem::kBytes;
 }
 
+// Delays the later warpgroups once, by about a stage each. The lag lasts, so that one warpgroup's epilogue runs while another
+// multiplies; in step, all of them would leave the tensor cores idle. Only where tiles are wide enough to gain from it.
+template <class C>
+__device__ __forceinline__ void stagger(const Ring<C>& ring) {
+  constexpr int kCycles = C::kWidth >= 96 ? 2600 : 700;
+  if constexpr (C::kWidth >= 48) {
+    barrier_wait(ring.full(), ring.phase);
+    const int64_t start = clock64();
+    while (clock64() - start < kCycles * int64_t(threadIdx.x / 128)) {
+    }
+  }
+}
+
 // Consumer warps: wait for an item, accumulate it, hand it to the epilogue.
 template <class C>
 __device__ __forceinline__ void consume(const GemmArguments& p, uint32_t base) {
   using P = Plan<C>;
   if constexpr (C::kConsumerRegisters > 0) registers_raise<C::kConsumerRegisters>();
   Ring<C> ring(base, 0);
+  stagger<C>(ring);
 #pragma unroll 1
   for (int count = 0;; count++) {
     barrier_wait(ring.full(), ring.phase);

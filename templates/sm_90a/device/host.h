@@ -81,10 +81,10 @@ T* data(const TensorView& tensor) {
 /// Blocks that cover `count` items, `per_block` each.
 inline unsigned blocks(Index count, Index per_block) { return static_cast<unsigned>(ceil_div(count, per_block)); }
 
-/// Shares of the chunks of a row per group of rows: enough blocks to fill the machine when rows are few.
-inline unsigned chunk_shares(Index groups, Index chunks, Index multiprocessors) {
-  const Index wanted = ceil_div(8 * multiprocessors, groups);
-  return static_cast<unsigned>(minimum(wanted, ceil_div(chunks, 4)));
+/// Blocks that share the chunks of a row, `per_block` at a time: enough to fill the machine when rows are few.
+inline unsigned chunk_shares(Index rows, Index chunks, Index per_block, Index multiprocessors) {
+  const Index wanted = ceil_div(8 * multiprocessors, rows);
+  return static_cast<unsigned>(minimum(wanted, ceil_div(chunks, per_block)));
 }
 
 /// Persistent blocks for at most `items` items.

@@ -73,7 +73,7 @@ __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, u
       : "memory");
 }
 
-// Orders this thread's ordinary stores to shared memory before reads by the tensor cores and the copy engine.
+// Orders ordinary stores to shared memory that this thread has made or observed before reads by the tensor cores.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ uint4 load_shared_v4(uint32_t address) {

@@ -16,6 +16,25 @@ __device__ __forceinline__ uint32_t weighted_pair(uint32_t pair, float weight) {
          uint32_t(bf16_from_f32(__fmul_rn(high_bf16(pair), weight))) << 16;
 }
 
+__device__ __forceinline__ uint4 weighted_words(const uint4& w, float weight) {
+  return make_uint4(weighted_pair(w.x, weight), weighted_pair(w.y, weight), weighted_pair(w.z, weight),
+                    weighted_pair(w.w, weight));
+}
+
+// Zeroes those of 32 rows from `first` that pad an expert's last group; a warp looks after four of them.
+template <int kChunks>
+__device__ __forceinline__ void clear_padding(const int32_t* __restrict__ row_slot, const int32_t* __restrict__ totals,
+                                              uint8_t* __restrict__ out, int64_t first) {
+  const int lane = threadIdx.x % 32;
+  for (int64_t row = first + threadIdx.x / 32 * 4; row < min(first + threadIdx.x / 32 * 4 + 4, int64_t(totals[1])); row++) {
+    if (row_slot[row] >= 0) continue;
+    uint8_t* target = out + atom_offset(row, 0, kChunks) + row % kGroupRows * 128 + lane % 8 * 16;
+    for (int chunk = lane / 8 + 4 * blockIdx.y; chunk < kChunks; chunk += 4 * gridDim.y) {
+      *reinterpret_cast<uint4*>(target + chunk * kAtomBytes) = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
 // Transposes 4 x 4 words over four lanes whose numbers differ in bits `kLow` and 2 kLow: lane i gets word i of each.
 template <int kLow>
 __device__ __forceinline__ uint4 transpose_words(uint4 w) {
@@ -33,33 +52,43 @@ __device__ __forceinline__ uint4 transpose_words(uint4 w) {
   return w;
 }
 
-// Blocks of 256 threads, four atoms at a time. A row's chunk is 128 bytes: lane bits 1 and 2 are block q, bit 0 the block's half;
-// 16 bytes hold one pair of each of four pieces, and a transposition over q makes whole pieces of them.
-// grid: x groups of 8 rows, y shares of the chunks.
+// Copies each token's row to the rows of its k slots, so that x is read once; 256 threads a block. grid: x tokens, then blocks
+// that clear padding rows (32 rows each); y shares of the chunks. A chunk of a row is 128 bytes: lane bits 1 and 2 are block
+// q, bit 0 the block's half; 16 bytes hold one pair of each of four pieces, and a transposition over q makes whole pieces.
 template <int kColumns, int kTopK, bool kWeighted>
 __device__ __forceinline__ void gather_rows(const uint16_t* __restrict__ x, const int32_t* __restrict__ row_slot,
-                                            const int32_t* __restrict__ totals, const float* __restrict__ weights,
-                                            uint8_t* __restrict__ out) {
+                                            const int32_t* __restrict__ slot_row, const int32_t* __restrict__ totals,
+                                            const float* __restrict__ weights, uint8_t* __restrict__ out, int64_t tokens) {
   constexpr int kChunks = row_chunks(kColumns);
-  const int r = threadIdx.x / 8 % 8, half = threadIdx.x % 2, q = threadIdx.x / 2 % 4;
+  const int half = threadIdx.x % 2, q = threadIdx.x / 2 % 4, step = gridDim.y * 32;
   dependency_wait();
   dependency_launch();
-  const int64_t row = int64_t(blockIdx.x) * kGroupRows + r;
-  if (int64_t(blockIdx.x) * kGroupRows >= totals[1]) return;
-  const int slot = row_slot[row];
-  const float weight = kWeighted && slot >= 0 ? weights[slot] : 1.0f;
-  const uint16_t* source = x + int64_t(slot < 0 ? 0 : slot / kTopK) * kColumns + 16 * q + 8 * half;
-  uint8_t* atoms = out + atom_offset(row, 0, kChunks) + pair_offset(r, 4 * half + q, 0);
-  const int step = gridDim.y * 4;
-#pragma unroll 4
-  for (int chunk = blockIdx.y * 4 + threadIdx.x / 64; chunk < kChunks; chunk += step) {
-    const bool inside = slot >= 0 && chunk * kChunkK + 16 * q < kColumns;
-    uint4 words = inside ? __ldg(reinterpret_cast<const uint4*>(source + chunk * kChunkK)) : make_uint4(0, 0, 0, 0);
-    if constexpr (kWeighted) {
-      words = make_uint4(weighted_pair(words.x, weight), weighted_pair(words.y, weight), weighted_pair(words.z, weight),
-                         weighted_pair(words.w, weight));
+  if (blockIdx.x >= tokens) {
+    clear_padding<kChunks>(row_slot, totals, out, (blockIdx.x - tokens) * 32);
+    return;
+  }
+  const int64_t first_slot = int64_t(blockIdx.x) * kTopK;
+  int64_t targets[kTopK];
+  float weight[kTopK];
+  uint32_t present = 0;
+#pragma unroll
+  for (int j = 0; j < kTopK; j++) {
+    const int row = slot_row[first_slot + j];
+    targets[j] = atom_offset(row, 0, kChunks) + pair_offset(row % kGroupRows, 4 * half + q, 0);
+    present |= uint32_t(row >= 0) << j;
+    weight[j] = kWeighted ? weights[first_slot + j] : 1.0f;
+  }
+  const uint16_t* source = x + int64_t(blockIdx.x) * kColumns + 16 * q + 8 * half;
+#pragma unroll 1
+  for (int chunk = blockIdx.y * 32 + threadIdx.x / 8; chunk - int(threadIdx.x / 8) < kChunks; chunk += step) {
+    const bool inside = chunk * kChunkK + 16 * q < kColumns;
+    const uint4 words = inside ? __ldg(reinterpret_cast<const uint4*>(source + chunk * kChunkK)) : make_uint4(0, 0, 0, 0);
+    const uint4 plain = kWeighted ? words : transpose_words<2>(words);
+#pragma unroll
+    for (int j = 0; j < kTopK; j++) {
+      const uint4 piece = kWeighted ? transpose_words<2>(weighted_words(words, weight[j])) : plain;
+      if ((present >> j & 1u) && chunk < kChunks) *reinterpret_cast<uint4*>(out + targets[j] + chunk * kAtomBytes) = piece;
     }
-    *reinterpret_cast<uint4*>(atoms + chunk * kAtomBytes) = transpose_words<2>(words);
   }
 }
 

@@ -1,7 +1,7 @@
 // Token sources of the grouped GEMM: what fills a stage's token half, and the weights beside it.
 //
 // RowTokens      rows already in the private order (rows.cuh): bulk copies by one warp.
-// StagedTokens   four warps read, decode and store: GatheredRows take bf16 rows of x through row_slot, CodeRows take E2M1 codes
+// StagedTokens   a warpgroup or two read, decode and store: GatheredRows take bf16 rows of x through row_slot, CodeRows take E2M1 codes
 //                and E4M3 scales and store their exact bf16 product x 2^-7.
 #pragma once
 
@@ -165,7 +165,6 @@ struct CodeRows {
 
 template <class Source>
 struct StagedTokens {
-  static constexpr int kThreads = 128;
   static constexpr float kScale = Source::kScale;
 
   // Item and unit of consecutive stages.
@@ -187,8 +186,9 @@ struct StagedTokens {
   template <class C>
   static __device__ __forceinline__ void produce(const GemmArguments& p, uint32_t base) {
     using P = Plan<C>;
-    constexpr int kGroupsPerWarp = (C::kWidth + 15) / 16;  // a warp serves one chunk and every second group
-    constexpr int kBudget = (C::kProducerRegisters > 0 ? 24 : 32) / (Source::kRegisters * kGroupsPerWarp);
+    constexpr int kPairs = C::kProducerThreads / 64;  // a pair of warps serves both chunks of every kPairs-th group
+    constexpr int kGroupsPerWarp = (C::kWidth / kGroupRows + kPairs - 1) / kPairs;
+    constexpr int kBudget = (C::kProducerRegisters > 0 ? 12 : 32) / (Source::kRegisters * kGroupsPerWarp);
     constexpr int kDepth = kBudget > 4 ? 4 : kBudget < 1 ? 1 : kBudget;
     const int lane = threadIdx.x % 32, warp = (threadIdx.x - P::kConsumers) / 32;
     const int chunk = warp % 2, first_group = warp / 2, r = lane / 4, q = lane % 4;
@@ -204,7 +204,7 @@ struct StagedTokens {
         store_shared(counts + 4, active);
       }
     }
-    named_barrier(1, kThreads);
+    named_barrier(1, C::kProducerThreads);
     const int tiles = int(load_shared(counts)), active = int(load_shared(counts + 4));
     if constexpr (C::kProducerRegisters > 0) registers_lower<C::kProducerRegisters>();
     Walk<C> fill(base + P::kListOffset, active, tiles);
@@ -218,7 +218,7 @@ struct StagedTokens {
     };
     Ring<C> ring(base, 1);
     int ahead = 0;
-    named_barrier(1, kThreads);  // counts are read before an item may replace them
+    named_barrier(1, C::kProducerThreads);  // counts are read before an item may replace them
     if constexpr (Prefetch<C>::kStages > 0) {
       if (!fill.done()) {
         Ring<C> early = ring;
@@ -232,48 +232,60 @@ struct StagedTokens {
       if constexpr (C::kRouted) dependency_wait();
       dependency_launch();
     }
-    Walk<C> fetch = fill;
     typename Source::Fragment fragments[kDepth][kGroupsPerWarp];
-    auto load = [&](typename Source::Fragment(&f)[kGroupsPerWarp]) {
-      if (fetch.done()) return;
+    auto load = [&](typename Source::Fragment(&f)[kGroupsPerWarp], const Walk<C>& at) {
+      if (at.done()) return;
 #pragma unroll
       for (int i = 0; i < kGroupsPerWarp; i++) {
-        const int group = first_group + 2 * i;
-        if (group * kGroupRows < fetch.item.rows) {
-          Source::template load<C>(f[i], p, fetch.item.row + group * kGroupRows + r, fetch.unit * 8 + chunk * 4 + q);
+        const int group = first_group + kPairs * i;
+        if (group * kGroupRows < at.item.rows) {
+          Source::template load<C>(f[i], p, at.item.row + group * kGroupRows + r, at.unit * 8 + chunk * 4 + q);
         }
       }
-      fetch.advance();
     };
+    auto store = [&](const typename Source::Fragment(&f)[kGroupsPerWarp]) {
+      barrier_wait(ring.empty(), ring.phase);
+      if (ahead > 0) {
+        ahead--;
+      } else if (leader) {
+        begin(ring, fill.unit);
+      }
 #pragma unroll
-    for (int d = 0; d < kDepth; d++) load(fragments[d]);
-    while (!fill.done()) {
+      for (int i = 0; i < kGroupsPerWarp; i++) {
+        const int group = first_group + kPairs * i;
+        if (group * kGroupRows < fill.item.rows) {
+          const uint32_t atom = ring.tokens() + (2 * group + chunk) * kAtomBytes;
+#pragma unroll
+          for (int piece = 0; piece < 8; piece++) store_shared(atom + pair_offset(r, piece, q), Source::pair(f[i], piece));
+        }
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(ring.full());  // the consumer fences: here a fence would wait for the loads in flight
+      ring.advance();
+    };
+    if constexpr (kDepth == 1) {
+      load(fragments[0], fill);
+      while (!fill.done()) {
+        store(fragments[0]);
+        fill.advance();
+        load(fragments[0], fill);
+      }
+    } else {
+      Walk<C> fetch = fill;
 #pragma unroll
       for (int d = 0; d < kDepth; d++) {
-        if (fill.done()) break;
-        barrier_wait(ring.empty(), ring.phase);
-        if (ahead > 0) {
-          ahead--;
-        } else if (leader) {
-          begin(ring, fill.unit);
-        }
+        load(fragments[d], fetch);
+        if (!fetch.done()) fetch.advance();
+      }
+      while (!fill.done()) {
 #pragma unroll
-        for (int i = 0; i < kGroupsPerWarp; i++) {
-          const int group = first_group + 2 * i;
-          if (group * kGroupRows < fill.item.rows) {
-            const uint32_t atom = ring.tokens() + (2 * group + chunk) * kAtomBytes;
-#pragma unroll
-            for (int piece = 0; piece < 8; piece++) {
-              store_shared(atom + pair_offset(r, piece, q), Source::pair(fragments[d][i], piece));
-            }
-          }
+        for (int d = 0; d < kDepth; d++) {
+          if (fill.done()) break;
+          store(fragments[d]);
+          fill.advance();
+          load(fragments[d], fetch);
+          if (!fetch.done()) fetch.advance();
         }
-        fence_async_shared();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(ring.full());
-        ring.advance();
-        load(fragments[d]);
-        fill.advance();
       }
     }
     barrier_wait(ring.empty(), ring.phase);

@@ -1,0 +1,321 @@
+"""Times moegen's layer and the peers in one process, interleaved with equal windows.
+
+    python -m benchmarks.hopper.run --kernels FOLDER --out results.json [--shapes a,b] [--tokens 1,8] [--routings uniform,zipf]
+        [--peers humming_idx,humming_grp,marlin] [--sustained 2048,8192] [--deadline SECONDS]
+
+For each cell moegen's candidate ladders are swept first, stage by stage; the best of each stage make one pipeline. Then
+that pipeline and every peer are replayed in turn, round after round, from CUDA graphs that cycle through several routings so
+that L2 never holds the weights. `benchmarks/hopper/report.py` turns the result into tables and plots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+import common
+from peers import ALL, Peer
+from run import reference
+
+from benchmarks.hopper.configs import FAST_FROM, SHAPES, configs
+from benchmarks.hopper.ours import Bank, Config, Kernels, Layer
+
+STAGES = {"route": ("route", "gather"), "l1": ("gemm1",), "l2": ("gemm2",), "sum": ("combine",)}
+Call = Callable[[], None]
+ROUNDS = 9
+SUSTAINED_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One batch: several routings and inputs in turn."""
+
+    shape: str
+    tokens: int
+    kind: str
+    routings: list[tuple[Tensor, Tensor]]
+    inputs: list[Tensor]
+
+
+def capture(calls: list[Call]) -> torch.cuda.CUDAGraph:
+    """Warms up and captures all calls in one graph."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    return graph
+
+
+def interleaved(graphs: dict[str, torch.cuda.CUDAGraph], calls: int, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Microseconds of one call, per round and contender. Each turn replays for about ``seconds`` (at least once), the first
+    replay untimed; every round starts with another contender."""
+    names = list(graphs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            graph = graphs[name]
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            graph.replay()
+            torch.cuda.synchronize()
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            one_ms = max(start.elapsed_time(end), 1e-3)
+            repeats = max(1, int(1e3 * seconds / one_ms))
+            if repeats > 1:
+                start.record()
+                for _ in range(repeats):
+                    graph.replay()
+                end.record()
+                torch.cuda.synchronize()
+                one_ms = start.elapsed_time(end) / repeats
+            times[name].append(1e3 * one_ms / calls)
+    return times
+
+
+class Ours:
+    """moegen's layer over one shape's weights."""
+
+    def __init__(self, shape: str, kernels: Kernels, weights: list[Any]) -> None:
+        self.shape, self.kernels, self.geometry = shape, kernels, SHAPES[shape]
+        first, second = weights
+        self.bank = Bank(
+            self.geometry, (first.codes, first.scale, first.gscale), (second.codes, second.scale, second.gscale)
+        )
+        ideal = sum(w.codes.numel() + w.scale.numel() for w in weights)
+        self.overhead = self.bank.packed_bytes / ideal
+
+    def layer(self, cell: Cell, config: Config) -> Layer:
+        return Layer(self.geometry, self.bank, self.kernels, config, cell.tokens)
+
+    def given(self, cell: Cell, outputs: list[Tensor], index: int) -> dict[str, Tensor]:
+        ids, weights = cell.routings[index]
+        return {"x": cell.inputs[index], "topk_ids": ids, "topk_weights": weights, "y": outputs[index]}
+
+    def stage_times(self, cell: Cell, config: Config) -> dict[str, float]:
+        """Median microseconds of each op and of the whole block."""
+        layer = self.layer(cell, config)
+        outputs = [torch.empty_like(x) for x in cell.inputs]
+        every = [self.given(cell, outputs, index) for index in range(len(outputs))]
+        layer.block(every[0])()
+        found: dict[str, float] = {}
+        for step in layer.order:
+            found[step] = common.bench([layer.call(step, given) for given in every], 8.0, 5, 30)
+        found["moe"] = common.bench([layer.block(given) for given in every], 12.0, 5, 30)
+        return found
+
+    def choose(self, cell: Cell, fast: bool) -> tuple[Config, dict[str, dict[str, float]]]:
+        """The best ladder of each gemm by its stage, gathering forms by the whole block."""
+        swept: dict[str, dict[str, float]] = {}
+        plain: list[tuple[Config, dict[str, float]]] = []
+        best: tuple[float, Config] | None = None
+        for config in configs(cell.shape, cell.tokens, fast=fast):
+            times = self.stage_times(cell, config)
+            swept[f"{config.gemm1} {'gather' if config.gather else ''}"] = times
+            if not config.gather:
+                plain.append((config, times))
+            if best is None or times["moe"] < best[0]:
+                best = (times["moe"], config)
+        assert best is not None
+        gemm1 = min(plain, key=lambda item: item[1]["gemm1"])[0].gemm1
+        gemm2 = min(plain, key=lambda item: item[1]["gemm2"])[0].gemm2
+        mixed = replace(plain[0][0], gemm1=gemm1, gemm2=gemm2)
+        times = self.stage_times(cell, mixed)
+        swept["mixed"] = times
+        return (mixed if times["moe"] < best[0] else best[1]), swept
+
+    def check(self, cell: Cell, config: Config, weights: list[Any]) -> tuple[float, bool]:
+        """Relative error of a few tokens against fp32, output poisoned first; and whether all is finite."""
+        outputs = [torch.full_like(x, float("nan")) for x in cell.inputs]
+        self.layer(cell, config).block(self.given(cell, outputs, 0))()
+        torch.cuda.synchronize()
+        part = slice(0, min(4, cell.tokens))
+        ids, router = cell.routings[0]
+        exact = reference(
+            lambda layer, e: weights[layer].dequant(e), cell.shape, ids[part], router[part], cell.inputs[0][part]
+        )
+        return common.rel_err(outputs[0][part], exact), bool(torch.isfinite(outputs[0]).all())
+
+
+def make_cell(shape: str, tokens: int, kind: str) -> Cell:
+    geometry = SHAPES[shape]
+    count = common.ROTATE[tokens]
+    routings = common.make_routing(geometry.experts, geometry.top_k, tokens, count, kind)
+    source = torch.Generator(device="cuda").manual_seed(tokens)
+    inputs = [
+        torch.randn((tokens, geometry.hidden), device="cuda", generator=source).to(torch.bfloat16) for _ in range(count)
+    ]
+    return Cell(shape=shape, tokens=tokens, kind=kind, routings=routings, inputs=inputs)
+
+
+def sm_clock_mhz() -> float:
+    """Current SM clock."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits"]
+    return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: list[Any], ceilings: Any, sustained: bool) -> Any:
+    """Sweeps, checks and times one cell."""
+    configs_by_class: dict[str, Config] = {}
+    sweeps: dict[str, Any] = {}
+    checks: dict[str, Any] = {}
+    classes = (("moegen", False), ("moegen_fast", True)) if cell.tokens >= FAST_FROM else (("moegen", False),)
+    for name, fast in classes:
+        configs_by_class[name], sweeps[name] = ours.choose(cell, fast)
+        checks[name] = ours.check(cell, configs_by_class[name], weights)
+    moe: dict[str, list[Call]] = {}
+    stages: dict[str, dict[str, list[Call]]] = {}
+    keep: list[Any] = []
+    for name, config in configs_by_class.items():
+        layer = ours.layer(cell, config)
+        outputs = [torch.empty_like(x) for x in cell.inputs]
+        every = [ours.given(cell, outputs, index) for index in range(len(outputs))]
+        moe[name] = [layer.block(given) for given in every]
+        moe[name][0]()
+        keep.append((layer, outputs))
+        if name == "moegen":
+            stages[name] = {
+                stage: [call for given in every for call in (layer.call(k, given) for k in kinds if k in layer.order)]
+                for stage, kinds in STAGES.items()
+            }
+            workspace = layer.workspace_bytes
+    for name, peer in peers.items():
+        made, outputs = peer.make(cell.tokens, cell.routings, cell.inputs)
+        moe[name] = made["moe"]
+        stages[name] = {stage: made[stage] for stage in ("route", "l1", "act", "l2", "sum") if stage in made}
+        keep.append(outputs)
+    count = len(cell.routings)
+    times = interleaved({name: capture(calls) for name, calls in moe.items()}, count, ROUNDS, 0.004)
+    row: dict[str, Any] = {
+        "shape": cell.shape,
+        "tokens": cell.tokens,
+        "routing": cell.kind,
+        "burst_us": {name: statistics.median(values) for name, values in times.items()},
+        "burst_rounds": times,
+        "stages_us": {
+            name: {s: common.bench(calls, 8.0, 5, 30) * (len(calls) / count) for s, calls in made.items() if calls}
+            for name, made in stages.items()
+        },
+        "floor": common.floor_us(cell.shape, cell.tokens, cell.routings, ceilings),
+        "configs": {name: vars(config) for name, config in configs_by_class.items()},
+        "sweeps": sweeps,
+        "checks": checks,
+        "workspace_bytes": workspace,
+        "sm_clock_mhz": sm_clock_mhz(),
+    }
+    if sustained:
+        best = min((name for name in peers), key=lambda name: row["burst_us"][name], default=None)
+        chosen = {name: moe[name] for name in (*configs_by_class, best) if name}
+        graphs = {name: capture(calls) for name, calls in chosen.items()}
+        longer = interleaved(graphs, count, 2, SUSTAINED_S)
+        row["sustained_us"] = {name: statistics.median(values) for name, values in longer.items()}
+        row["sustained_sm_clock_mhz"] = sm_clock_mhz()
+    return row
+
+
+def show(row: Any, peers: dict[str, Peer]) -> None:
+    burst, floor = row["burst_us"], row["floor"]["moe"]
+    best = min((burst[name] for name in peers), default=float("nan"))
+    ratios = " ".join(f"{name} x{best / burst[name]:.2f}" for name in burst if name.startswith("moegen"))
+    if "sustained_us" in row:
+        s = row["sustained_us"]
+        rest = [v for k, v in s.items() if not k.startswith("moegen")]
+        if rest:
+            ratios += " sustained " + " ".join(f"x{min(rest) / s[name]:.2f}" for name in s if name.startswith("moegen"))
+    print(
+        f"{row['shape']:7s} {row['routing'][:4]} M={row['tokens']:5d} {ratios} floor {floor / burst['moegen']:.2f} | "
+        + " ".join(f"{name}={value:.1f}" for name, value in burst.items())
+        + f" | err {row['checks']['moegen'][0]:.1e} {row['stages_us']['moegen']}"
+        + f" g1={row['configs']['moegen']['gemm1']} g2={row['configs']['moegen']['gemm2']}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kernels", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--tokens", default="1,8,32,128,512,2048,8192")
+    parser.add_argument("--routings", default="uniform,zipf")
+    parser.add_argument("--peers", default="humming_idx,humming_grp,marlin")
+    parser.add_argument("--sustained", default="")
+    parser.add_argument("--deadline", type=float, default=1e9)
+    options = parser.parse_args()
+    began = time.time()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    tokens = [int(value) for value in options.tokens.split(",")]
+    sustained = {int(value) for value in options.sustained.split(",") if value}
+    result: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "ceilings": common.ceilings(),
+        "rows": [],
+        "errors": [],
+        "pack_overhead": {},
+    }
+    print("ceilings", json.dumps(result["ceilings"]), flush=True)
+    kernels = Kernels(options.kernels)
+    for shape in options.shapes.split(","):
+        geometry = SHAPES[shape]
+        half, hidden, experts = geometry.intermediate, geometry.hidden, geometry.experts
+        weights = [common.Nvfp4(experts, 2 * half, hidden, 1), common.Nvfp4(experts, hidden, half, 2)]
+        ours = Ours(shape, kernels, weights)
+        result["pack_overhead"][shape] = ours.overhead
+        peers: dict[str, Peer] = {}
+        for key in filter(None, options.peers.split(",")):
+            try:
+                peer = ALL[key]()
+                peer.setup(shape, weights, None)
+                if hasattr(peer, "precompile"):
+                    peer.precompile(tokens)
+                peers[key] = peer
+            except Exception as error:  # a missing or failing peer is recorded, never hidden
+                result["errors"].append([shape, key, "setup", repr(error)[:600]])
+        print(f"# {shape}: set up after {time.time() - began:.0f} s, pack overhead {ours.overhead:.4f}", flush=True)
+        for count in tokens:
+            for kind in options.routings.split(","):
+                if (kind == "zipf" and (count == 1 or shape == "gptoss")) or time.time() - began > options.deadline:
+                    continue
+                cell = make_cell(shape, count, kind)
+                try:
+                    row = run_cell(ours, peers, cell, weights, result["ceilings"], count in sustained)
+                except Exception as error:
+                    result["errors"].append([shape, count, kind, repr(error)[:600]])
+                    print("ERROR", shape, count, kind, repr(error)[:400], flush=True)
+                    continue
+                result["rows"].append(row)
+                show(row, peers)
+                options.out.write_text(json.dumps(result, default=str))
+                gc.collect()
+                torch.cuda.empty_cache()
+        for peer in peers.values():
+            peer.free()
+        del ours, weights, peers
+        gc.collect()
+        torch.cuda.empty_cache()
+    options.out.write_text(json.dumps(result, default=str))
+    print("errors", json.dumps(result["errors"])[:3000])
+
+
+if __name__ == "__main__":
+    main()
