@@ -38,9 +38,11 @@ def validate(spec: SpecFile, as_json: AsJson = False) -> None:
         show_json({"name": loaded.name, "digest": loaded.digest, "valid": True})
         return
     geometry = loaded.geometry
+    held = "" if geometry.local_experts is None else f" ({geometry.local_experts} on a rank)"
+    targets = ", ".join(target.value for target in loaded.targets)
     show_line(
         f"{spec}: valid. {loaded.name}: hidden {geometry.hidden}, intermediate {geometry.intermediate}, "
-        f"{geometry.experts} experts, top_k {geometry.top_k}; targets {', '.join(t.value for t in loaded.targets)}"
+        f"{geometry.experts} experts{held}, top_k {geometry.top_k}; targets {targets}"
     )
 
 

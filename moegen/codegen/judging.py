@@ -78,7 +78,8 @@ class Judge:
         key = (tokens, row_tile, routing)
         if key not in self._loads:
             geometry = self.spec.geometry
-            self._loads[key] = expected_load(tokens, geometry.experts, geometry.top_k, row_tile, routing)
+            held = geometry.rank_experts
+            self._loads[key] = expected_load(tokens, geometry.experts, geometry.top_k, row_tile, routing, held=held)
         return self._loads[key]
 
     def judged(self, op: OpSpec) -> tuple[Judged, ...]:

@@ -83,9 +83,9 @@ class Load:
 
     Attributes:
         tokens: T.
-        rows: T·k valid slots.
-        tiles: tiles of ``row_tile`` rows over all experts.
-        hit_experts: experts with at least one row; only their weights are read.
+        rows: valid slots: T·k, or this rank's part of them.
+        tiles: tiles of ``row_tile`` rows over all experts held.
+        hit_experts: experts held that have at least one row; only their weights are read.
     """
 
     tokens: int
@@ -94,11 +94,28 @@ class Load:
     hit_experts: float
 
 
-def expected_load(tokens: int, experts: int, top_k: int, row_tile: int, routing: RoutingClass = UNIFORM) -> Load:
-    """Expected rows, tiles and hit experts of ``tokens`` tokens under a routing class."""
-    tiles = hit = 0.0
+def expected_load(
+    tokens: int,
+    experts: int,
+    top_k: int,
+    row_tile: int,
+    routing: RoutingClass = UNIFORM,
+    *,
+    held: int | None = None,
+) -> Load:
+    """Expected rows, tiles and hit experts of ``tokens`` tokens under a routing class.
+
+    ``held``: experts of this rank, all by default; a rank with fewer holds every (experts / held)-th by popularity, the
+    most popular among them, as the busiest ranks do.
+    """
+    held = experts if held is None else held
+    tiles = hit = slots = 0.0
+    passed = 0
     for share, count in routing.inclusion(experts, top_k):
+        own = -(-(passed + count) * held // experts) - -(-passed * held // experts)
+        passed += count
         expert_tiles, expert_hit = expected_tiles(tokens, share, row_tile)
-        tiles += count * expert_tiles
-        hit += count * expert_hit
-    return Load(tokens=tokens, rows=tokens * top_k, tiles=tiles, hit_experts=hit)
+        tiles += own * expert_tiles
+        hit += own * expert_hit
+        slots += own * share
+    return Load(tokens=tokens, rows=round(tokens * slots), tiles=tiles, hit_experts=hit)

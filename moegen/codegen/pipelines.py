@@ -96,7 +96,7 @@ class _Maker:
         geometry = self.spec.geometry
         return OpSpec(
             kind=OpKind.ROUTE,
-            experts=geometry.experts,
+            experts=geometry.rank_experts,
             top_k=geometry.top_k,
             hidden=0,
             intermediate=0,
@@ -132,7 +132,7 @@ class _Maker:
         places = (RouterWeight.PRE_QUANT, RouterWeight.INPUT) if gathers else (RouterWeight.PRE_QUANT,)
         return OpSpec(
             kind=OpKind.GEMM1,
-            experts=geometry.experts,
+            experts=geometry.rank_experts,
             top_k=geometry.top_k,
             hidden=geometry.hidden,
             intermediate=geometry.intermediate,
@@ -166,7 +166,7 @@ class _Maker:
             )
         return OpSpec(
             kind=kind,
-            experts=geometry.experts,
+            experts=geometry.rank_experts,
             top_k=0,
             hidden=0,
             intermediate=geometry.intermediate,
@@ -184,7 +184,7 @@ class _Maker:
         place = self.spec.numerics.router_weight
         return OpSpec(
             kind=OpKind.GEMM2,
-            experts=geometry.experts,
+            experts=geometry.rank_experts,
             top_k=geometry.top_k if fused else 0,
             hidden=geometry.hidden,
             intermediate=geometry.intermediate,

@@ -271,7 +271,9 @@ class LoadedPackage:
         last = weights.first_expert + weights.experts - 1
         if weights.first_expert < 0 or last >= self.layer_experts:
             raise CheckpointError(
-                f"experts {weights.first_expert} … {last} of {self.layer_experts}", self.package.name, "slice within them"
+                f"experts {weights.first_expert} … {last} of {self.layer_experts}",
+                self.package.name,
+                "slice within them",
             )
         check_weights(weights, hidden=op.hidden, intermediate=op.intermediate, where=self.package.name)
         return pack_bank(weights, self.pipelines.values(), device)

@@ -54,6 +54,10 @@ def _geometry(spec: "LayerSpec") -> Iterator[Problem]:
     if geometry.top_k > geometry.experts:
         reason = f"top_k is {geometry.top_k} but experts is {geometry.experts}; a token takes different experts"
         yield Problem(field="geometry.top_k", reason=reason, fix="lower top_k or raise geometry.experts")
+    if not 1 <= geometry.rank_experts <= max(geometry.experts, 1):
+        reason = f"local_experts is {geometry.rank_experts} of {geometry.experts} experts"
+        fix = "state how many of the layer's experts one rank holds, or leave it out when it holds all"
+        yield Problem(field="geometry.local_experts", reason=reason, fix=fix)
 
 
 def _activation(spec: "LayerSpec") -> Iterator[Problem]:

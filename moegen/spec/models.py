@@ -3,7 +3,17 @@
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from moegen.core.canonical import digest
@@ -45,12 +55,27 @@ class Section(BaseModel):
 
 
 class Geometry(Section):
-    """Sizes of one layer, in elements: ``hidden`` (H) and ``intermediate`` (I) are what each expert sees, unpadded."""
+    """Sizes of one layer, in elements: ``hidden`` (H) and ``intermediate`` (I) are what each expert sees, unpadded.
+
+    ``experts`` are those of the whole layer, of which a token takes ``top_k``; ``local_experts`` (by default all) are
+    those that one rank of an expert-parallel group holds: possibly fewer than ``top_k``.
+    """
 
     hidden: Columns
     intermediate: Columns
     experts: Annotated[int, Field(strict=True, ge=0, le=MAX_EXPERTS)]
+    local_experts: Annotated[int, Field(strict=True, ge=0, le=MAX_EXPERTS)] | None = None
     top_k: Annotated[int, Field(strict=True, ge=0, le=MAX_TOP_K)]
+
+    @property
+    def rank_experts(self) -> int:
+        """Experts whose weights one rank holds (E of its kernels)."""
+        return self.experts if self.local_experts is None else self.local_experts
+
+    @model_serializer(mode="wrap")
+    def _without_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A spec that says nothing of ranks has the same digest whether or not this key exists."""
+        return {name: value for name, value in dump(self).items() if value is not None}
 
 
 class ActivationSpec(Section):

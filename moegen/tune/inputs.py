@@ -6,7 +6,7 @@ random block has no element near the top of its range. So blocks are drawn from 
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,8 @@ from moegen.core.enums import ActScale, Contract, OpKind, TokenDtype
 from moegen.core.package import Pipeline
 from moegen.numerics.quantize import dynamic_pair, quantize_rows
 from moegen.runtime.checkpoint import ExpertWeights, Projection
-from moegen.tune.routing import Routing, draw_ids, draw_weights
+from moegen.runtime.kernels import KernelBook
+from moegen.tune.routing import Routing, busiest_rank_first, draw_ids, draw_weights
 
 _POOL = 4096
 _BLOCK_SPREAD = 0.4
@@ -29,7 +30,7 @@ _RANGE = 2688.0
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
     """What inputs depend on: sizes in elements, gate, bias, token dtype, whether rows are quantised, and whether their
-    scales are static."""
+    scales are static. ``layer_experts``: experts of all ranks together; None: ``experts``, those of one rank."""
 
     experts: int
     top_k: int
@@ -40,6 +41,7 @@ class LayerShape:
     dtype: TokenDtype
     w4a4: bool
     static_scales: bool
+    layer_experts: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +54,22 @@ class TokenInputs:
     topk_weights: torch.Tensor
     seed: int
 
-    @property
-    def active_experts(self) -> int:
-        """Experts with at least one slot."""
-        return int(self.topk_ids.unique().numel())
+    def active_experts(self, experts: int) -> int:
+        """Experts with at least one slot, of a rank that holds the first ``experts``."""
+        return int(self.topk_ids[(self.topk_ids >= 0) & (self.topk_ids < experts)].unique().numel())
 
     def to(self, device: str) -> "TokenInputs":
         """The same tensors on another device."""
-        return TokenInputs(
+        return replace(
+            self,
             x=self.x.to(device),
             topk_ids=self.topk_ids.to(device),
             topk_weights=self.topk_weights.to(device),
-            seed=self.seed,
         )
 
 
-def shape_of(pipeline: Pipeline) -> LayerShape:
-    """The layer that a pipeline serves."""
+def shape_of(pipeline: Pipeline, layer_experts: int | None = None) -> LayerShape:
+    """The layer that a pipeline serves, as one rank of ``layer_experts`` experts (its own alone by default)."""
     gemm1 = next(step.op for step in pipeline.steps if step.op.kind is OpKind.GEMM1)
     scales = [step.op.act_scale for step in pipeline.steps if step.op.act_scale is not None]
     return LayerShape(
@@ -81,7 +82,20 @@ def shape_of(pipeline: Pipeline) -> LayerShape:
         dtype=gemm1.dtype,
         w4a4=gemm1.w4a4,
         static_scales=gemm1.w4a4 and (not scales or ActScale.STATIC in scales),
+        layer_experts=layer_experts,
     )
+
+
+def package_shape(book: KernelBook) -> LayerShape:
+    """The layer of a built package; raises NotBuilt when none of its pipelines is built."""
+    return shape_of(book.built()[0], book.package.layer["geometry"]["experts"])
+
+
+def make_ids(shape: LayerShape, routing: Routing, tokens: int, seed: int) -> torch.Tensor:
+    """Expert ids ``[tokens, top_k]`` int64 of the whole layer, as its busiest rank would number them: that rank holds
+    experts 0, 1, …, and decides how long an expert-parallel layer takes."""
+    experts = shape.layer_experts or shape.experts
+    return busiest_rank_first(draw_ids(routing, tokens, shape.top_k, experts, seed), experts, shape.experts)
 
 
 def make_weights(shape: LayerShape, seed: int) -> ExpertWeights:
@@ -101,7 +115,7 @@ def make_tokens(shape: LayerShape, tokens: int, routing: Routing, seed: int) -> 
     label = f"{routing.label}-{tokens}"
     return TokenInputs(
         x=(torch.randn(tokens, shape.hidden, generator=generator) * channels).to(dtype),
-        topk_ids=draw_ids(routing, tokens, shape.top_k, shape.experts, _seed(seed, "ids", label)),
+        topk_ids=make_ids(shape, routing, tokens, _seed(seed, "ids", label)),
         topk_weights=draw_weights(tokens, shape.top_k, _seed(seed, "weights", label)),
         seed=seed,
     )

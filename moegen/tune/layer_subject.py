@@ -12,7 +12,7 @@ from moegen.core.enums import Target
 from moegen.runtime.environment import current_environment
 from moegen.tune.clocks import clock_mhz, make_clock, make_flush
 from moegen.tune.gate import gate_tolerance, judge
-from moegen.tune.inputs import TokenInputs, make_tokens, make_weights, shape_of
+from moegen.tune.inputs import TokenInputs, make_tokens, make_weights, package_shape
 from moegen.tune.policy import Cache, Timer
 from moegen.tune.rig import Rig, built_pipelines, make_rig, open_book
 from moegen.tune.routing import effective_experts, parse_routing
@@ -53,9 +53,9 @@ class LayerSubject:
     def spread(self, tokens: int, routing: str, seed: int) -> dict[str, Any]:
         """How the slots of a point's input lie."""
         inputs = self._point(tokens, routing, seed)
-        experts = shape_of(next(iter(self._rig_for(seed).pipelines.values()))).experts
+        experts = package_shape(self._book).experts
         spread = effective_experts(inputs.topk_ids.cpu(), experts)
-        return {"active_experts": inputs.active_experts, "effective_experts": spread}
+        return {"active_experts": inputs.active_experts(experts), "effective_experts": spread}
 
     def check(self, pipeline: str, tokens: int, routing: str, seed: int) -> dict[str, Any]:
         """One poisoned call against the reference of the pipeline's numerics class."""
@@ -102,16 +102,14 @@ class LayerSubject:
 
     def _rig_for(self, seed: int) -> Rig:
         if self._rig is None or self._rig[0] != seed:
-            shape = shape_of(self._book.built()[0])
-            self._rig = seed, make_rig(self._book, make_weights(shape, seed))
+            self._rig = seed, make_rig(self._book, make_weights(package_shape(self._book), seed))
         return self._rig[1]
 
     def _point(self, tokens: int, routing: str, seed: int) -> TokenInputs:
         """Inputs of a point, made once; a new point drops what was captured or computed for the last one."""
         point = (tokens, routing, seed)
         if self._inputs is None or self._inputs[0] != point:
-            shape = shape_of(next(iter(self._rig_for(seed).pipelines.values())))
-            made = make_tokens(shape, tokens, parse_routing(routing), seed).to(str(self._device))
+            made = make_tokens(package_shape(self._book), tokens, parse_routing(routing), seed).to(str(self._device))
             self._inputs = point, made
             self._references.clear()
             self._clock.forget()

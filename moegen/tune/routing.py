@@ -109,6 +109,20 @@ def draw_ids(routing: Routing, tokens: int, top_k: int, experts: int, seed: int)
     return order[(log_weights + noise).topk(top_k, dim=-1).indices]
 
 
+def busiest_rank_first(ids: torch.Tensor, experts: int, held: int) -> torch.Tensor:
+    """Renumbers the experts of a layer so that the rank with most slots, of ranks that hold ``held`` each, comes first.
+
+    Args:
+        ids: expert ids in ``[0, experts)``.
+        experts: experts of the layer.
+        held: experts of one rank; the last rank may hold fewer.
+    """
+    if held >= experts:
+        return ids
+    slots = torch.bincount((ids // held).flatten(), minlength=1)
+    return (ids - int(slots.argmax()) * held) % experts
+
+
 def effective_experts(ids: torch.Tensor, experts: int) -> float:
     """Inverse Simpson index of the slots per expert: E when balanced, 1 when one expert has them all; 0 without a slot.
 

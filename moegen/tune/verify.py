@@ -22,9 +22,9 @@ from moegen.runtime.engine import TOKEN_DTYPES
 from moegen.runtime.kernels import KernelBook
 from moegen.runtime.workspace import main_op
 from moegen.tune.gate import GateVerdict, gate_tolerance, judge
-from moegen.tune.inputs import LayerShape, TokenInputs, make_tokens, make_weights, shape_of
+from moegen.tune.inputs import LayerShape, TokenInputs, make_ids, make_tokens, make_weights, package_shape
 from moegen.tune.rig import Rig, make_rig
-from moegen.tune.routing import Routing, RoutingKind, draw_ids, draw_weights
+from moegen.tune.routing import Routing, RoutingKind, draw_weights
 
 POISONS = (0x7F, 0xFF, 0x7E)
 """NaN as a scale and as a float, all bits, and the largest finite scale: wrong finite numbers escape a NaN test."""
@@ -63,7 +63,7 @@ def verify_pipelines(book: KernelBook) -> Iterator[PipelineCheck]:
     Raises:
         NotBuilt: none is built.
     """
-    shape = shape_of(book.built()[0])
+    shape = package_shape(book)
     exact = _Side(rig=make_rig(book, exact_weights(shape, _SEED)), make=partial(exact_inputs, shape, seed=_SEED))
     real = _Side(rig=make_rig(book, make_weights(shape, _SEED)), make=partial(make_tokens, shape, seed=_SEED))
     for pipeline in exact.rig.pipelines.values():
@@ -107,7 +107,7 @@ def exact_inputs(shape: LayerShape, tokens: int, routing: Routing, seed: int) ->
         x = unscaled_values(_full_range(tokens, shape.hidden, seed)).to(dtype)
     else:
         x = exact_tokens(tokens, shape.hidden, seed, TokenDtype(shape.dtype))
-    ids = draw_ids(routing, tokens, shape.top_k, shape.experts, seed)
+    ids = make_ids(shape, routing, tokens, seed)
     return TokenInputs(x=x, topk_ids=ids, topk_weights=draw_weights(tokens, shape.top_k, seed), seed=seed)
 
 

@@ -99,7 +99,11 @@ class Case:
             name="case",
             source="test",
             geometry=Geometry(
-                hidden=self.hidden, intermediate=self.intermediate, experts=self.experts, top_k=self.top_k
+                hidden=self.hidden,
+                intermediate=self.intermediate,
+                experts=max(self.experts, self.top_k),
+                local_experts=self.experts,
+                top_k=self.top_k,
             ),
             activation=ActivationSpec(kind=self.activation.kind, **constants),
             weights=Weights(bias=self.bias),

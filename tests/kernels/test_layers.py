@@ -36,6 +36,7 @@ LAYERS = {
         w4a4=False, fused_gather=False, numerics=Numerics(router_weight=RouterWeight.INPUT), bias=False
     ),
     "w4a16_gathers_weighted": Layer(w4a4=False, numerics=Numerics(router_weight=RouterWeight.INPUT)),
+    "w4a4_rank_with_fewer_experts_than_slots": Layer(experts=2, top_k=6, tokens=13),
     "w4a16_ungated": Layer(w4a4=False, activation=ACTIVATIONS["silu"], experts=1, top_k=1, first_expert=0),
 }
 

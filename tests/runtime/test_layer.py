@@ -9,7 +9,7 @@ import pytest
 import torch
 from faults import guards
 from runtime.packages import TestPackage, make_inputs, reference_output, reference_package, spec_with
-from runtime.writers import random_weights
+from runtime.writers import MODELOPT_NVFP4, per_expert, random_weights, write_checkpoint
 
 from moegen.core.enums import ActivationKind, CombineMode, Epilogue
 from moegen.core.errors import CheckpointError, MoegenError, NotBuilt, StoreError, TensorError
@@ -47,6 +47,15 @@ def test_epilogues_of_one_numerics_class_agree_bit_for_bit(
     assert torch.equal(outputs[0], outputs[2])
 
 
+def without_inputs(weights: ExpertWeights) -> ExpertWeights:
+    """The same weights, from a checkpoint without static input scales."""
+    return ExpertWeights(
+        gate=None if weights.gate is None else replace(weights.gate, input=None),
+        up=replace(weights.up, input=None),
+        down=replace(weights.down, input=None),
+    )
+
+
 SPECS = {
     "w4a16": spec_with(activations={"format": "bf16", "activation_scale": None}, epilogues=["interleaved", "compact"]),
     "dynamic": spec_with(
@@ -67,9 +76,30 @@ def test_every_kind_of_layer_computes_the_reference(tmp_path, name: str) -> None
     spec = SPECS[name]
     made = reference_package(spec, tmp_path)
     weights = random_weights(experts=7, gated=name != "ungated", bias=name == "bias")
+    if name in ("dynamic", "w4a16"):
+        weights = without_inputs(weights)
     layer = made.load().from_tensors(weights)
     inputs = make_inputs(layer, TOKENS)
     assert torch.equal(layer(*inputs), reference_output(layer, layer.engine.decide(TOKENS).pipeline, *inputs))
+
+
+def test_scales_are_read_only_where_kernels_need_them(tmp_path) -> None:
+    """gemm1 dynamic, gemm2 static: gate's and up's input scales may be missing, down's may not."""
+    mixed = spec_with(
+        activations={"activation_scale": {"gemm1": "dynamic_tensor", "gemm2": "static"}}, epilogues=["fused_fp4"]
+    )
+    loaded = reference_package(mixed, tmp_path).load()
+    weights = random_weights(experts=7)
+    partly = replace(without_inputs(weights), down=weights.down)
+    layer = loaded.from_tensors(partly)
+    inputs = make_inputs(layer, TOKENS)
+    name = layer.engine.decide(TOKENS).pipeline
+    assert torch.equal(layer(*inputs), reference_output(layer, name, *inputs))
+    with pytest.raises(CheckpointError, match="static activation scale"):
+        loaded.from_tensors(without_inputs(weights))
+    leaves = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    write_checkpoint(tmp_path, per_expert(partly, "model.layers.0.mlp.experts", leaves), MODELOPT_NVFP4, experts=7)
+    assert torch.equal(loaded.from_checkpoint(tmp_path, 0)(*inputs), layer(*inputs))
 
 
 def test_no_tokens_launch_nothing(layer: MoELayer) -> None:
@@ -315,11 +345,7 @@ def test_print_of_a_model_shows_the_layer(layer: MoELayer) -> None:
 def test_calibrated_scales_serve_a_checkpoint_without_any(tiny: TestPackage, weights: ExpertWeights) -> None:
     """Scales from samples: gemm1's maps the samples' amax to 2688, and the layer stays close to W4A16."""
     loaded = tiny.load()
-    bare = ExpertWeights(
-        gate=None if weights.gate is None else replace(weights.gate, input=None),
-        up=replace(weights.up, input=None),
-        down=replace(weights.down, input=None),
-    )
+    bare = without_inputs(weights)
     with pytest.raises(CheckpointError, match="static activation scale"):
         loaded.from_tensors(bare)
     x, ids, router = make_inputs(loaded.from_tensors(weights), 40)

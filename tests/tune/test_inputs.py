@@ -60,10 +60,18 @@ def test_tokens_have_the_spec_s_dtype_and_channels_of_different_magnitude(
     assert inputs.x.dtype is expected
     deviation = inputs.x.float().std(0)
     assert deviation.max() / deviation.min() > 4
-    assert inputs.active_experts == 7
+    assert inputs.active_experts(7) == 7
+
+
+def test_a_rank_sees_ids_of_others_and_counts_its_own_experts() -> None:
+    rank = replace(SHAPE, layer_experts=28)
+    inputs = make_tokens(rank, 200, parse_routing("uniform"), 1)
+    assert int(inputs.topk_ids.max()) > 6
+    assert inputs.active_experts(rank.experts) == 7
+    assert make_weights(rank, 1).experts == 7
 
 
 def test_no_tokens() -> None:
     inputs = make_tokens(SHAPE, 0, parse_routing("one_hot"), 1)
     assert inputs.x.shape == (0, 144)
-    assert inputs.active_experts == 0
+    assert inputs.active_experts(7) == 0
