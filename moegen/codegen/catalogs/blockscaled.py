@@ -17,7 +17,7 @@ MMA_MAX_N = 256
 SCALE_ROWS = 128
 """Block scales travel and sit in tensor memory in units of 128 rows, whatever the tile's width."""
 SCALE_WIDTH = 64
-"""The weight operand's scale offset in tensor memory advances in units of 64 rows."""
+"""The N operand's scale offset in tensor memory advances in units of 64 rows."""
 SCALE_COLUMNS = 4
 """Tensor-memory columns of one 128-row unit of scales for one MMA_K."""
 BOX_BYTES = 128
@@ -25,6 +25,8 @@ BOX_BYTES = 128
 STAGE_ALIGN = 1024
 """Swizzled shared-memory tiles start at multiples of this."""
 BARRIER_BYTES = 1024
+STAGED_BYTES = 32 * 132 * 4
+"""Where a swapped tile turns 32 tokens of 128 weight rows around."""
 
 
 def family(target: Target) -> ScheduleFamily:
@@ -60,7 +62,7 @@ def tensor_memory_columns(schedule: Schedule) -> int:
 
 
 def shared_memory_bytes(schedule: Schedule) -> int:
-    """Bytes of one CTA: the ring with every tile aligned, and the barriers.
+    """Bytes of one CTA: the ring with every tile aligned, the barriers, and where a swapped tile is turned.
 
     A pair of CTAs splits both operands; the scales of B are needed whole by each.
     """
@@ -69,7 +71,8 @@ def shared_memory_bytes(schedule: Schedule) -> int:
     codes = [tile * k // 2 for tile in (rows, cols // group)]
     scales = [round_up(tile, SCALE_ROWS) * k // BLOCK for tile in (rows, cols)]
     stage = sum(round_up(size, STAGE_ALIGN) for size in codes + scales)
-    return schedule.number("stages") * stage + BARRIER_BYTES
+    staged = STAGED_BYTES if schedule["swap_ab"] else 0
+    return schedule.number("stages") * stage + staged + BARRIER_BYTES
 
 
 def shares_row_tile(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
@@ -77,15 +80,6 @@ def shares_row_tile(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verd
     tokens = token_tile(schedule)
     if tokens != op.row_tile:
         return illegal("row_tile", "the token tile is not the layer's row tile", tokens=tokens, row_tile=op.row_tile)
-    return LEGAL
-
-
-def has_kernel(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-    """Kernels exist for one CTA a tile, tokens as the M operand."""
-    if schedule["swap_ab"]:
-        return illegal("swap_ab", "no kernel takes weights as the M operand yet")
-    if schedule.number("cta_group") != 1:
-        return illegal("cta_pair", "no kernel spreads an MMA over a pair of CTAs yet")
     return LEGAL
 
 
@@ -139,12 +133,16 @@ def pairs_ctas(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
 
 
 def width_fits_role(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-    """N in the MMA's steps; as the weight operand also in whole units of scales, which compilers do not check."""
+    """N in the MMA's steps and in whole units of scales, which compilers do not check.
+
+    Scales of B are addressed in tensor memory by units of 64 rows, so a narrower tile cannot start where its rows do.
+    """
     cols, step = schedule.number("cols"), 8 * schedule.number("cta_group")
     if cols < step or cols > MMA_MAX_N or cols % step:
         return illegal("width", "N outside the MMA's steps", cols=cols, step=step, most=MMA_MAX_N)
-    if not schedule["swap_ab"] and cols % SCALE_WIDTH:
-        return illegal("scale_width", "weight tiles need whole units of scales", cols=cols, unit=SCALE_WIDTH)
+    if cols % SCALE_WIDTH:
+        role = "token" if schedule["swap_ab"] else "weight"
+        return illegal("scale_width", f"{role} tiles need whole units of scales", cols=cols, unit=SCALE_WIDTH)
     return LEGAL
 
 
@@ -186,7 +184,7 @@ def fits_shared_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> V
         return illegal("stages", "copies and MMAs overlap from two stages up", stages=schedule.number("stages"))
     size = shared_memory_bytes(schedule)
     if size > device.smem_bytes:
-        return illegal("shared_memory", "the ring exceeds shared memory", bytes=size, limit=device.smem_bytes)
+        return illegal("shared_memory", "ring and staging exceed shared memory", bytes=size, limit=device.smem_bytes)
     return LEGAL
 
 

@@ -19,7 +19,7 @@ MAX_THREADS = 1024
 WARP = 32
 AUTO_GEMM: Mapping[str, tuple[Value, ...]] = {
     "rows": (128, 256),
-    "cols": (8, 16, 32, 64, 128, 192, 256),
+    "cols": (64, 128, 192, 256),
     "k": (128, 256),
     "stages": (3, 4, 6),
     "acc_stages": (1, 2),

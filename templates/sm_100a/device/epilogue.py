@@ -22,8 +22,8 @@ CHUNK = 32
 class Arguments:
     """Tensors of the chain; None where a kernel has none.
 
-    ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of the token dtype
-    or codes, ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through
+    ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of tokens or
+    codes, ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through
     ``row_slot [R]``, or through ``offsets [E + 1]`` and ``rows [E]``.
     """
 
@@ -119,6 +119,13 @@ class CodeStore:
         self.write(arguments, codes, Uint8(0), row, block)
 
     @cute.jit
+    def clear_scale(self, arguments: cutlass.Constexpr, row, block):
+        """Clears one scale, where the layout has it."""
+        offset = self.layout.offset(row, block, self.scale_columns)
+        if block < self.scale_columns:
+            global_vector(arguments.scales, offset, 1)[0] = Uint8(0)
+
+    @cute.jit
     def write(self, arguments: cutlass.Constexpr, codes, byte, row, block):
         """Codes of a block where the pitch reaches it, its scale where the layout does."""
         code_offset = Int64(row) * self.pitch + block * CODE_BYTES
@@ -171,6 +178,16 @@ class Chain:
             self.store.tail(self, arguments, row, (covered // self.width + extra) * BLOCK)
 
     @cute.jit
+    def clear_scales(self, arguments: cutlass.Constexpr, row, column, last):
+        """Writes the scales of a row past the last tile that share a unit of 128 rows with it: 32 weight rows' worth,
+        and everything beyond when they are the last."""
+        if cutlass.const_expr(self.store.blocks > 0):
+            first = column // self.width
+            stop = cutlass.select_(last, Int32(self.store.blocks), first + CHUNK // self.width)
+            for block in cutlass.range(first, stop, unroll=1):
+                self.store.clear_scale(arguments, row, block)
+
+    @cute.jit
     def slot_of(self, arguments: cutlass.Constexpr, row, expert):
         """Slot of a row, negative for padding; where a kernel has no slots, 0 for every real row."""
         if cutlass.const_expr(arguments.row_slot is not None):
@@ -181,7 +198,7 @@ class Chain:
         return slot
 
     @cute.jit
-    def begin(self, arguments: cutlass.Constexpr, expert, slot):
+    def factors(self, arguments: cutlass.Constexpr, expert, slot):
         """Factors of one row: (alpha of gate or of the only half, alpha of up, router weight)."""
         decode = arguments.pair[expert if self.per_expert else 0, 1]
         first = mul(arguments.alpha[expert, 0], decode)
@@ -194,8 +211,10 @@ class Chain:
         return first, second, weight
 
     @cute.jit
-    def finish(self, arguments: cutlass.Constexpr, factors, accumulated, row, slot, expert, column):
+    def finish(self, arguments: cutlass.Constexpr, accumulated, row, expert, column):
         """Takes 32 accumulator columns of one row, the first of which is weight row ``column``."""
+        slot = self.slot_of(arguments, row, expert)
+        factors = self.factors(arguments, expert, slot)
         for part in cutlass.range_constexpr(CHUNK // self.width):
             first = column + part * self.width
             out_column = first // 2 if cutlass.const_expr(self.gated) else first
