@@ -1,7 +1,8 @@
 """Mutation test: one instruction of a correct kernel is deleted or changed; does the interpreter notice?
 
-``python -m benchmarks.ptx.mutation benchmarks/ptx/mutation.json [per-kernel limit]``. A mutant is killed by a wrong result, an
-error, a deadlock or a finding in one of the schedules. Survivors are listed with line and text, to be classified by hand.
+``python -m benchmarks.ptx.mutation benchmarks/ptx/mutation.json [per-kernel limit]``. A mutant is killed by a wrong
+result, an error, a deadlock or a finding in one of the schedules. Survivors are listed with line and text, to be
+classified by hand.
 """
 
 import json
@@ -44,12 +45,16 @@ _SWAPS = (
 
 
 def mutants(text: str) -> list[tuple[int, str, str]]:
-    """(line, description, mutated text): deletions and changes of synchronising and asynchronous instructions, and immediates."""
+    """(line, description, mutated text): deletions and changes of synchronising and asynchronous instructions, and
+    immediates.
+    """
     lines = text.splitlines()
     found: list[tuple[int, str, str]] = []
 
     def add(index: int, what: str, new: str) -> None:
-        found.append((index + 1, f"{what}: {lines[index].strip()[:110]}", "\n".join([*lines[:index], new, *lines[index + 1 :]])))
+        found.append(
+            (index + 1, f"{what}: {lines[index].strip()[:110]}", "\n".join([*lines[:index], new, *lines[index + 1 :]]))
+        )
 
     body = next(k for k, line in enumerate(lines) if line.startswith("{"))
     for index, line in enumerate(lines[body:], body):
@@ -78,7 +83,9 @@ def _immediates(lines: list[str], body: int) -> list[tuple[int, str, str]]:
     """Integer immediates of arithmetic, changed by one (a sample, fixed by a seed)."""
     spots = []
     for index, line in enumerate(lines[body:], body):
-        match = re.match(r"(\s*(?:add|mul|shl|shr|and|or|xor|mad|setp|selp)[\w.]*\s[^;]*?, )(\d+)(;.*| *, .*;.*)$", line)
+        match = re.match(
+            r"(\s*(?:add|mul|shl|shr|and|or|xor|mad|setp|selp)[\w.]*\s[^;]*?, )(\d+)(;.*| *, .*;.*)$", line
+        )
         if match:
             spots.append((index, match))
     chosen = random.Random(5).sample(spots, min(40, len(spots)))

@@ -1,7 +1,8 @@
 """Launch capture: host functions of CuTeDSL and tvm-ffi objects run on a machine without GPU or driver.
 
-A small C library stands in for the CUDA driver and CuTeDSL's runtime; each launch calls back here, where it is matched with
-the kernel's PTX and queued. Global memory is host memory: what a kernel may touch is registered by address and size.
+A small C library stands in for the CUDA driver and CuTeDSL's runtime; each launch calls back here, where it is
+matched with the kernel's PTX and queued. Global memory is host memory: what a kernel may touch is registered by
+address and size.
 """
 
 import ctypes
@@ -23,8 +24,8 @@ from moegen.ptx.options import Options
 from moegen.ptx.record import Recording
 from moegen.ptx.state import SHARED_LIMIT
 
-#: Device attributes that host code asks for: multiprocessors (few, so that persistent loops iterate), opt-in shared memory,
-#: compute capability, cooperative launch.
+#: Device attributes that host code asks for: multiprocessors (few, so that persistent loops iterate), opt-in shared
+#: memory, compute capability, cooperative launch.
 ATTRIBUTES = {16: 4, 97: SHARED_LIMIT, 75: 10, 76: 0, 95: 1, 10: 32, 1: 1024, 8: 49152, 81: SHARED_LIMIT + 1024}
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_void_p)

@@ -51,9 +51,8 @@ def run(
         for step, differences in enumerate(outcome.differences):
             for name, count in differences.items():
                 typer.echo(f"step {step}: {count} bytes of {name} differ from the recording")
-        typer.echo(
-            f"{summary['instructions']} warp-instructions, {errors} errors, memory {'equal' if outcome.equal else 'differs'}"
-        )
+        state = "equal" if outcome.equal else "differs"
+        typer.echo(f"{summary['instructions']} warp-instructions, {errors} errors, memory {state}")
     if errors or not outcome.equal:
         raise typer.Exit(1)
 
@@ -88,9 +87,8 @@ def stats(recording: _Recording, seed: _Seed = 0, as_json: _Json = False) -> Non
         typer.echo(json.dumps(table))
         return
     for number, step in enumerate(table):
-        typer.echo(
-            f"launches {number}: {step['instructions']} warp-instructions, {step['asynchronous']} asynchronous operations"
-        )
+        counts = f"{step['instructions']} warp-instructions, {step['asynchronous']} asynchronous operations"
+        typer.echo(f"launches {number}: {counts}")
         for space, amount in sorted(step["bytes"].items()):
             typer.echo(f"  {space:16} {amount:14,} bytes")
         for role, part in step["roles"].items():

@@ -65,8 +65,8 @@ def shared_descriptor(bits: int, blackwell: bool) -> SharedDescriptor:
 def k_major_index(d: SharedDescriptor, rows: int, row_bytes: int) -> Any:
     """Byte addresses of a K-major operand tile: int64 [rows, 16-byte chunks].
 
-    Swizzled: rows of ``span`` bytes in groups of 8, groups ``stride`` apart; a K offset inside the span has been added to the
-    start. Unswizzled: 8 rows x 16 bytes cores, ``lead`` apart along K and ``stride`` apart along the rows.
+    Swizzled: rows of ``span`` bytes in groups of 8, groups ``stride`` apart; a K offset inside the span has been
+    added to the start. Unswizzled: 8 rows x 16 bytes cores, ``lead`` apart along K and ``stride`` apart along the rows.
     """
     r = np.arange(rows, dtype=np.int64)[:, None]
     chunk = np.arange(row_bytes // 16, dtype=np.int64)[None, :]

@@ -35,7 +35,8 @@ class ParameterError(PtxError):
 class ExecutionError(PtxError):
     """The kernel did something that the hardware would refuse, fault on, or never finish.
 
-    ``report`` holds the finding with kernel, line, CTA, warp, lane and address; ``reports`` all findings of the run so far.
+    ``report`` holds the finding with kernel, line, CTA, warp, lane and address; ``reports`` all findings of the run
+    so far.
     """
 
     def __init__(self, what: str, where: str = "", fix: str = "", report: "Report | None" = None) -> None:

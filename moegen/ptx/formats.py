@@ -1,7 +1,7 @@
 """Number formats and exact rounding between them, vectorised.
 
-A format is (mantissa bits, smallest exponent, largest finite value, code layout). Rounding works on f64 values, which hold
-every f32, f16, bf16, FP8, FP6 and FP4 value exactly, by scaling with powers of two: each value is rounded once.
+A format is (mantissa bits, smallest exponent, largest finite value, code layout). Rounding works on f64 values, which
+hold every f32, f16, bf16, FP8, FP6 and FP4 value exactly, by scaling with powers of two: each value is rounded once.
 """
 
 from dataclasses import dataclass

@@ -308,7 +308,9 @@ def _pack_ue8m0(e: Emit) -> Lowered:
 
 
 def to_ue8m0(a: Any, b: Any, up: bool, satfinite: bool) -> Any:
-    """Two f32 arrays to a pair of power-of-two codes (exponent only), rounded towards zero or up; a is the upper byte."""
+    """Two f32 arrays to a pair of power-of-two codes (exponent only), rounded towards zero or up; a is the upper
+    byte.
+    """
     codes = []
     for x in (a, b):
         bits = x.view(np.uint32) & np.uint32(0x7FFFFFFF)

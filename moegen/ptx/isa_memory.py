@@ -28,8 +28,18 @@ if TYPE_CHECKING:
 
 _TYPES = "{b8,u8,s8,b16,u16,s16,b32,u32,s32,b64,u64,s64,f32,f64}"
 _CACHE = "{,.ca,.cg,.cs,.lu,.cv,.nc}"
-_ORDER = "{.weak,.mmio.relaxed.sys,.relaxed.cta,.relaxed.cluster,.relaxed.gpu,.relaxed.sys,.acquire.cta,.acquire.cluster,.acquire.gpu,.acquire.sys,.volatile}"
-_EVICT = "{,.L1::evict_normal,.L1::evict_unchanged,.L1::evict_first,.L1::evict_last,.L1::no_allocate}"
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+
+
+def _ordered(strong: str) -> str:
+    """Memory-order modifiers of loads (``acquire``) or stores (``release``), as a brace pattern."""
+    named = [f".{order}.{scope}" for order in ("relaxed", strong) for scope in _SCOPES]
+    return "{" + ",".join(["", ".weak", ".volatile", ".mmio.relaxed.sys", *named]) + "}"
+
+
+_ORDER, _STORE_ORDER = _ordered("acquire"), _ordered("release")
+_HINT = "{.L1::evict_normal,.L1::evict_unchanged,.L1::evict_first,.L1::evict_last,.L1::no_allocate}"
+_EVICT = "{," + _HINT[1:]
 _L2 = "{,.L2::cache_hint,.L2::64B,.L2::128B,.L2::256B}"
 _VEC = "{,.v2,.v4,.v8}"
 _SPACE = "{,.global,.shared,.shared::cta,.shared::cluster,.local,.const,.param,.param::entry}"
@@ -228,8 +238,7 @@ def widen(values: Any, kind: PtxType, bits: int) -> Any:
     f"ld{_CACHE}{_SPACE}{{,.v2,.v4,.v8}}.{_TYPES}",
     f"ld{_ORDER}{{,.global,.shared,.shared::cta,.shared::cluster}}{_VEC}.{_TYPES}",
     f"ld.global{{.nc,.ca,.cg,.cs,.lu,.cv}}{_EVICT}{_L2}{_VEC}.{_TYPES}",
-    f"ld.global{{.L1::evict_normal,.L1::evict_unchanged,.L1::evict_first,.L1::evict_last,.L1::no_allocate}}{_L2}{_VEC}"
-    f".{_TYPES}",
+    f"ld.global{_HINT}{_L2}{_VEC}.{_TYPES}",
     f"ld.global{{.L2::cache_hint,.L2::64B,.L2::128B,.L2::256B}}{_VEC}.{_TYPES}",
 )
 def _ld(e: Emit) -> Lowered:
@@ -267,16 +276,12 @@ def _ld(e: Emit) -> Lowered:
 
 # -- st ----------------------------------------------------------------------------------------------------------
 
-_STORE_ORDER = _ORDER.replace("acquire", "release")
-
 
 @instruction(
     f"st{{,.wb,.cg,.cs,.wt}}{{,.global,.shared,.shared::cta,.shared::cluster,.local}}{_VEC}.{_TYPES}",
     f"st{_STORE_ORDER}{{,.global,.shared,.shared::cta,.shared::cluster}}{_VEC}.{_TYPES}",
-    f"st.global{{.wb,.cg,.cs,.wt}}{{.L1::evict_normal,.L1::evict_unchanged,.L1::evict_first,.L1::evict_last,.L1::no_allocate}}"
-    f"{{,.L2::cache_hint}}{_VEC}.{_TYPES}",
-    f"st.global{{.L1::evict_normal,.L1::evict_unchanged,.L1::evict_first,.L1::evict_last,.L1::no_allocate}}{{,.L2::cache_hint}}{_VEC}"
-    f".{_TYPES}",
+    f"st.global{{.wb,.cg,.cs,.wt}}{_HINT}{{,.L2::cache_hint}}{_VEC}.{_TYPES}",
+    f"st.global{_HINT}{{,.L2::cache_hint}}{_VEC}.{_TYPES}",
     f"st.global.L2::cache_hint{_VEC}.{_TYPES}",
 )
 def _st(e: Emit) -> Lowered:

@@ -24,8 +24,8 @@ def to_f64(bits: Any, name: str) -> Any:
 def half_op(name: str, op: str, flags: frozenset[str], *bits: Any) -> Any:
     """Arithmetic on f16 or bf16 codes (u2 arrays of any shape): computed exactly in f64, rounded once.
 
-    Sums of a product and an addend of these formats fit f64 except where the smaller part is far below half an ulp, so one
-    rounding to nearest is exact.
+    Sums of a product and an addend of these formats fit f64 except where the smaller part is far below half an ulp,
+    so one rounding to nearest is exact.
     """
     values = [to_f64(b, name) for b in bits]
     if "ftz" in flags:

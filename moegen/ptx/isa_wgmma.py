@@ -35,8 +35,9 @@ def _converged(w: "Warp", m: Mask, what: str) -> None:
 class Part:
     """One warp's share of an operation.
 
-    Until it is done, its accumulator registers hold arrays of a poison pattern. Such an array may be moved to other registers
-    (a compiler renames accumulators between operations) and is known by identity; anything else that reads it gets garbage.
+    Until it is done, its accumulator registers hold arrays of a poison pattern. Such an array may be moved to other
+    registers (a compiler renames accumulators between operations) and is known by identity; anything else that reads
+    it gets garbage.
 
     Attributes:
         warp: who issued it.

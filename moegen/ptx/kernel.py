@@ -1,7 +1,7 @@
 """An entry made executable: lowered instructions, joined to Python functions a basic block at a time.
 
-Two versions exist of every instruction: ``full`` runs where all 32 lanes are active and plain assignment does, ``part`` where
-a mask applies. Runs of pure instructions become one function, compiled when first reached.
+Two versions exist of every instruction: ``full`` runs where all 32 lanes are active and plain assignment does,
+``part`` where a mask applies. Runs of pure instructions become one function, compiled when first reached.
 """
 
 from collections.abc import Callable

@@ -112,7 +112,8 @@ def _odd_sum(p: Any, c: Any) -> Any:
     even = inexact & ((bits & np.uint64(1)) == 0)
     if not even.any():
         return s
-    # Towards the error's sign: away from zero if it has the sum's sign, else the neighbour nearer to zero is the odd one.
+    # Towards the error's sign: away from zero if it has the sum's sign, else the neighbour nearer to zero is the odd
+    # one.
     away = (error > 0) == (s > 0)
     moved = np.where(away, bits + np.uint64(1), bits - np.uint64(1))
     return np.where(even, moved, bits).view(F8)

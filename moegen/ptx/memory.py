@@ -1,7 +1,7 @@
 """Memories: registered host allocations as global memory, shared memory of a CTA, gathers and scatters of 32 lanes.
 
-Generic addresses: global addresses are host addresses; shared, local and parameter memory lie in windows that no host address
-falls into (the top byte names the window).
+Generic addresses: global addresses are host addresses; shared, local and parameter memory lie in windows that no host
+address falls into (the top byte names the window).
 """
 
 import bisect

@@ -38,8 +38,8 @@ def accumulate_mma_sim(a: Any, b: Any, sfa: Any, sfb: Any, c: Any | None, *, blo
     """Block-scaled accumulation after MMA-Sim's published model.
 
     Each block of ``block`` elements gives an exact dot product, which is multiplied by the product of the two scales'
-    significands; these terms and the accumulator are aligned to the largest exponent (of scale products and accumulator),
-    truncated to ``fraction_bits`` below it, summed, and the sum is rounded towards zero to f32.
+    significands; these terms and the accumulator are aligned to the largest exponent (of scale products and
+    accumulator), truncated to ``fraction_bits`` below it, summed, and the sum is rounded towards zero to f32.
 
     Args:
         a: element values f64 [m, k].

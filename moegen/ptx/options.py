@@ -21,7 +21,8 @@ class Numerics(Enum):
     """How tensor cores accumulate.
 
     EXACT: each instruction's products are summed exactly (f64) and rounded once to the accumulator's format.
-    MMA_SIM: block-scaled tcgen05 kinds follow MMA-Sim's published model (aligned, truncated sums); other kinds as EXACT.
+    MMA_SIM: block-scaled tcgen05 kinds follow MMA-Sim's published model (aligned, truncated sums); other kinds as
+    EXACT.
     """
 
     EXACT = "exact"

@@ -1,9 +1,9 @@
 """Happens-before race detector for shared and tensor memory, with the proxy-fence rule.
 
-Logical threads are the warps and, beside them, the asynchronous units: one per mbarrier for copies that complete on it (clock =
-phase + 1), one per tensor pipe, and per warp one each for bulk groups, cp.async, tensor-memory loads and stores, and barrier
-initialisations. Every logical thread knows, as a vector of clocks, what happened before its next action. An access races when an
-earlier one to the same granule, one of both a write, is not in that vector.
+Logical threads are the warps and, beside them, the asynchronous units: one per mbarrier for copies that complete on it
+(clock = phase + 1), one per tensor pipe, and per warp one each for bulk groups, cp.async, tensor-memory loads and
+stores, and barrier initialisations. Every logical thread knows, as a vector of clocks, what happened before its next
+action. An access races when an earlier one to the same granule, one of both a write, is not in that vector.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -277,7 +277,8 @@ class RaceDetector:
                 if verb == "freed":
                     return  # whoever used the loaded registers has waited for them
                 check = Check.TMEM_LOAD_WAIT
-                message = f"tensor memory is overwritten although {name}{self.place(w, other_pc)} was not waited for (wait::ld)"
+                who = f"{name}{self.place(w, other_pc)}"
+                message = f"tensor memory is overwritten although {who} was not waited for (wait::ld)"
                 self.report(check, message, w, pc, address)
                 return
         message = f"{memory} is {verb} without being ordered after the access by {name}{self.place(w, other_pc)}"

@@ -1,7 +1,7 @@
 """Recorded launches in a file: PTX, launch shapes and the memory they saw, so that a failing case can be replayed.
 
-The file is a NumPy archive: ``index`` is JSON (as bytes), ``m<k>_before`` and ``m<k>_after`` are allocations, ``p<k>`` are
-PTX texts. Nothing in it is executed on loading.
+The file is a NumPy archive: ``index`` is JSON (as bytes), ``m<k>_before`` and ``m<k>_after`` are allocations,
+``p<k>`` are PTX texts. Nothing in it is executed on loading.
 """
 
 import json

@@ -5,8 +5,8 @@ An instruction is added by decorating a builder in an ``isa_*`` module::
     @instruction("popc.{b32,b64}")
     def _popc(e: Emit) -> Lowered: ...
 
-Braces expand to literal opcodes (``{,.sat}`` makes a modifier optional), so what is accepted is a list that can be read, and
-anything else is a load error. Modules that register instructions are imported by :func:`load_all`.
+Braces expand to literal opcodes (``{,.sat}`` makes a modifier optional), so what is accepted is a list that can be
+read, and anything else is a load error. Modules that register instructions are imported by :func:`load_all`.
 """
 
 import importlib

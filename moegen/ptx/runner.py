@@ -1,4 +1,6 @@
-"""A :class:`~moegen.core.runner.Runner` that executes artifacts' PTX: layers for Hopper and Blackwell run on any machine."""
+"""A :class:`~moegen.core.runner.Runner` that executes artifacts' PTX: layers for Hopper and Blackwell run on any
+machine.
+"""
 
 import ctypes
 from collections.abc import Sequence

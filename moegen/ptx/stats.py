@@ -23,8 +23,8 @@ class Stats:
 
     Attributes:
         opcodes: warp-instructions executed per opcode.
-        roles: per kernel and role (``load``, ``mma``, ``epilogue``, ``other``), warps of that role and instructions per opcode.
-        bytes_moved: bytes per memory space and direction, such as ``global read``.
+        roles: per kernel and role (``load``, ``mma``, ``epilogue``, ``other``), warps of that role and instructions
+        per opcode. bytes_moved: bytes per memory space and direction, such as ``global read``.
         steps: scheduler steps (a run of register-only instructions is one).
         asynchronous: asynchronous operations executed.
     """

@@ -90,7 +90,9 @@ def operand(
 
 
 def scales(cta: Cta, column: int, rows: int, first: int, count: int, name: str, ticket: Any) -> Any:
-    """Scale factors f64 [rows, count] from tensor memory: row r in lane r % 32, column + r // 32, bytes from ``first``."""
+    """Scale factors f64 [rows, count] from tensor memory: row r in lane r % 32, column + r // 32, bytes from
+    ``first``.
+    """
     groups = (rows + 31) // 32
     cta.tmem.check(column, groups)
     words = cta.tmem.data[:32, column : column + groups]

@@ -1,8 +1,9 @@
 """The 128-byte tensor map: decode, encode, validate, and the addresses of a box.
 
-Word layout (u32), as host libraries write it: 0-1 global address; 2 flags (bits 4-6 rank-1, 7-10 format, 11-12 interleave,
-13-14 swizzle); 3-6 strides of dimensions 1-4 in 16-byte units (low 32 bits), 7 their upper 4 bits each; 8-12 dimension
-sizes - 1; 13 element strides - 1 (3 bits each) and, in the top byte, box size 0 - 1; 14 box sizes 1-4 - 1, a byte each.
+Word layout (u32), as host libraries write it: 0-1 global address; 2 flags (bits 4-6 rank-1, 7-10 format, 11-12
+interleave, 13-14 swizzle); 3-6 strides of dimensions 1-4 in 16-byte units (low 32 bits), 7 their upper 4 bits each;
+8-12 dimension sizes - 1; 13 element strides - 1 (3 bits each) and, in the top byte, box size 0 - 1; 14 box sizes 1-4
+- 1, a byte each.
 """
 
 import struct
@@ -170,8 +171,8 @@ def rows(m: TensorMap, coords: tuple[int, ...]) -> tuple[Any, Any]:
     """Rows of a box at element coordinates.
 
     Returns:
-        Byte offset of each row's element 0 of dimension 0 from the map's address (int64), and whether the row lies inside
-        the tensor in every outer dimension.
+        Byte offset of each row's element 0 of dimension 0 from the map's address (int64), and whether the row lies
+        inside the tensor in every outer dimension.
     """
     count = m.box_bytes // m.inner_bytes
     offsets = np.zeros(count, np.int64)

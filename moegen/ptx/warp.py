@@ -222,7 +222,9 @@ class Warp:
         return False
 
     def _rotate(self) -> None:
-        """At a slice's start under divergence: stalled groups may try again, and now and then a later one goes first."""
+        """At a slice's start under divergence: stalled groups may try again, and now and then a later one goes
+        first.
+        """
         self._suspend(self.pc, self.mask)
         for group in self.groups:
             group.stalled = False

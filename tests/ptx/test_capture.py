@@ -17,12 +17,25 @@ from moegen.build.gxx import tvm_ffi_flags
 from moegen.core.enums import Target
 from moegen.core.errors import StoreError
 from moegen.core.runner import Runner
-from moegen.ptx import ADVERSARIES, CaptureError, Check, ExecutionError, Numerics, Options, RecordError, Severity, capture, tensormap
+from moegen.ptx import (
+    ADVERSARIES,
+    CaptureError,
+    Check,
+    ExecutionError,
+    Numerics,
+    Options,
+    RecordError,
+    Severity,
+    capture,
+    tensormap,
+)
 from moegen.ptx.cli import app
 from moegen.ptx.record import Recording, replay
 from moegen.ptx.runner import InterpreterRunner
 
-SCALE = ptx("    ld.global.u32 %r5, [%rd4];\n    mul.lo.u32 %r5, %r5, 3;\n    st.global.u32 [%rd5], %r5;").replace("entry k(", "entry scale(")
+SCALE = ptx("    ld.global.u32 %r5, [%rd4];\n    mul.lo.u32 %r5, %r5, 3;\n    st.global.u32 [%rd5], %r5;").replace(
+    "entry k(", "entry scale("
+)
 
 HOST = r"""
 #include <stdint.h>
@@ -63,7 +76,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     capture.runtime()
     subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "host.c", "-o", "host.so"], cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / "host.so"))
-    library.go.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32]
+    library.go.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_uint32,
+        ctypes.c_uint32,
+        ctypes.c_uint32,
+    ]
     return library
 
 
@@ -71,7 +91,9 @@ def arrays(count: int = 128) -> tuple[Any, Any]:
     return np.arange(count, dtype=np.uint32), np.zeros(count, np.uint32)
 
 
-def session_for(*data: Any, text: str = SCALE, options: Options | None = None, recorder: Recording | None = None) -> capture.Session:
+def session_for(
+    *data: Any, text: str = SCALE, options: Options | None = None, recorder: Recording | None = None
+) -> capture.Session:
     session = capture.Session(options, recorder)
     session.add_ptx(text, "scale.ptx")
     for number, array in enumerate(data):
@@ -287,7 +309,9 @@ def test_the_runner_runs_an_artifact_under_several_schedules(artifact: Path) -> 
 def test_the_runner_tells_results_that_depend_on_the_schedule(artifact: Path, tmp_path: Path) -> None:
     for name in ("kernel.so", "kernel.cc"):
         (tmp_path / name).write_bytes((artifact / name).read_bytes())
-    racy = ptx("    atom.global.add.u32 %r5, [%rd1], 1;\n    st.global.u32 [%rd5], %r5;").replace("entry k(", "entry scale(")
+    racy = ptx("    atom.global.add.u32 %r5, [%rd1], 1;\n    st.global.u32 [%rd5], %r5;").replace(
+        "entry k(", "entry scale("
+    )
     (tmp_path / "kernel.ptx").write_text(racy)
     schedules = [Options(seed=seed, slice_steps=2, resident_clusters=0) for seed in range(4)]
     kernel = InterpreterRunner(Target.SM_100A, schedules).load(tmp_path, "scale")
@@ -345,7 +369,9 @@ def test_its_recording_replays(gemm: Any, tmp_path: Path) -> None:
     assert replay(tmp_path / "gemm.npz", Options(seed=9)).equal
     # Its tensor maps were written by the compiler's host code: decoding and encoding them gives the same bits.
     params = recorder.steps[0].launches[0].params
-    maps = [params[k : k + 128] for k in range(0, len(params) - 127, 64) if params[k + 8] & 0x0F == 2 and params[k + 10] & 4]
+    maps = [
+        params[k : k + 128] for k in range(0, len(params) - 127, 64) if params[k + 8] & 0x0F == 2 and params[k + 10] & 4
+    ]
     decoded = []
     for raw in maps:
         try:

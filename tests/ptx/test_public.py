@@ -44,7 +44,9 @@ def test_mutants_die_in_the_expected_way(subject: mutation.Subject, what: str, v
 
 foreign = [
     pytest.mark.foreign_checkout,
-    pytest.mark.skipif(not os.environ.get(checkout.ENVIRONMENT), reason=f"{checkout.ENVIRONMENT} names no CUTLASS checkout"),
+    pytest.mark.skipif(
+        not os.environ.get(checkout.ENVIRONMENT), reason=f"{checkout.ENVIRONMENT} names no CUTLASS checkout"
+    ),
 ]
 
 

@@ -160,7 +160,8 @@ def test_comparisons(name: str, kind: str) -> None:
 
 def test_comparison_with_a_second_predicate_and_combination() -> None:
     got = apply3(
-        "setp.ne.u32 %p3, %r7, 0; setp.lt.and.s32 %p1|%p2, %r5, %r6, %p3; selp.u32 %r8, 2, 0, %p1; @%p2 add.u32 %r8, %r8, 1;"
+        "setp.ne.u32 %p3, %r7, 0; setp.lt.and.s32 %p1|%p2, %r5, %r6, %p3; "
+        "selp.u32 %r8, 2, 0, %p1; @%p2 add.u32 %r8, %r8, 1;"
     )
     want = []
     for a, b, c in zip(A.tolist(), B.tolist(), C.tolist(), strict=True):
@@ -246,6 +247,11 @@ def test_fused_multiply_add(mode: str) -> None:
     same(floats(f"fma.{mode}.f32 %f8, %f5, %f6, %f7;"), want)
 
 
+def exactly(name: str, x: float, y: float) -> Fraction:
+    a, b = Fraction(x), Fraction(y)
+    return a + b if name == "add" else a * b if name == "mul" else a / b
+
+
 @pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
 @pytest.mark.parametrize("name", ["add", "mul", "div"])
 def test_directed_rounding(name: str, mode: str) -> None:
@@ -253,11 +259,7 @@ def test_directed_rounding(name: str, mode: str) -> None:
     for k, (x, y) in enumerate(zip(map(float, X), map(float, Y), strict=True)):
         if not (math.isfinite(x) and math.isfinite(y)) or (name == "div" and y == 0):
             continue
-        exact = {
-            "add": lambda: Fraction(x) + Fraction(y),
-            "mul": lambda: Fraction(x) * Fraction(y),
-            "div": lambda: Fraction(x) / Fraction(y),
-        }[name]()  # noqa: B023
+        exact = exactly(name, x, y)
         if exact:
             assert got[k] == np.float32(rounded(exact, mode)), (x, y)
         else:
@@ -360,9 +362,7 @@ def test_fp8_conversions(kind: str, dtype: Any) -> None:
 
 
 def test_fp4_conversion_and_its_inverse() -> None:
-    statement = """{ .reg .b8 q; cvt.rn.satfinite.e2m1x2.f32 q, %f5, %f6; mov.b32 %r8, {q, 0, 0, 0}; }""".replace(
-        "mov.b32 %r8, {q, 0, 0, 0};", "cvt.rn.f16x2.e2m1x2 %r8, q;"
-    )
+    statement = "{ .reg .b8 q; cvt.rn.satfinite.e2m1x2.f32 q, %f5, %f6; cvt.rn.f16x2.e2m1x2 %r8, q; }"
     got = apply3(statement, X.view(np.uint32), Y.view(np.uint32)).view(np.float16).reshape(-1, 2)
     for column, values in ((1, X), (0, Y)):
         want = np.clip(values.astype(np.float64), -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float64)

@@ -10,7 +10,11 @@ from ptx.snippets import aligned, module
 from moegen.ptx import Check, ExecutionError, Numerics, Options, Policy, numerics
 from moegen.ptx.swizzle import swizzle
 
-SCHEDULES = [Options(seed=1, races=True), Options(seed=2, policy=Policy.LAZY), Options(seed=3, policy=Policy.TENSOR_EARLY)]
+SCHEDULES = [
+    Options(seed=1, races=True),
+    Options(seed=2, policy=Policy.LAZY),
+    Options(seed=3, policy=Policy.TENSOR_EARLY),
+]
 DESC_SW128 = 1 << 46 | 1 << 16 | 64 << 32 | 2 << 61
 DESC_SCALE = 1 << 46 | 1 << 16 | 8 << 32
 
@@ -130,7 +134,13 @@ def mma(kind: str, bits: int, enable: str = "0", extra_a: int = 0) -> str:
 
 
 def e2m1(codes: Any) -> Any:
-    return np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1).astype(np.uint8).view(ml_dtypes.float4_e2m1fn).astype(float)
+    return (
+        np.stack([codes & 15, codes >> 4], -1)
+        .reshape(len(codes), -1)
+        .astype(np.uint8)
+        .view(ml_dtypes.float4_e2m1fn)
+        .astype(float)
+    )
 
 
 @pytest.mark.parametrize("options", SCHEDULES)
@@ -159,13 +169,17 @@ def test_negation_and_scale_ids_of_mxfp4() -> None:
     assert np.array_equal(got, (-left @ right.T).astype(np.float32))
 
 
-@pytest.mark.parametrize(("a_code", "a_type"), [(0, ml_dtypes.float8_e4m3fn), (1, ml_dtypes.float8_e5m2), (5, ml_dtypes.float4_e2m1fn)])
+@pytest.mark.parametrize(
+    ("a_code", "a_type"), [(0, ml_dtypes.float8_e4m3fn), (1, ml_dtypes.float8_e5m2), (5, ml_dtypes.float4_e2m1fn)]
+)
 def test_mxf8f6f4_with_mixed_formats(a_code: int, a_type: Any) -> None:
     rng = np.random.default_rng(2)
     a = rng.choice(np.array([0x00, 0x01, 0x02, 0x05] if a_code == 5 else [0x00, 0x38, 0x3C, 0xB8], np.uint8), (128, 32))
     b = rng.choice(np.array([0x00, 0x38, 0x40, 0xB8], np.uint8), (128, 32))
     sfa, sfb = (rng.integers(125, 130, (128, 4)).astype(np.uint8) for _ in range(2))
-    got = execute(CP + mma("mxf8f6f4.block_scale.block32", idesc(a=a_code, b=0, scale=1, sfa=3, sfb=1)), a, b, sfa, sfb).view(np.float32)
+    got = execute(
+        CP + mma("mxf8f6f4.block_scale.block32", idesc(a=a_code, b=0, scale=1, sfa=3, sfb=1)), a, b, sfa, sfb
+    ).view(np.float32)
     left = a.view(a_type).astype(float) * np.exp2(sfa[:, 3:4].astype(float) - 127)
     right = b.view(ml_dtypes.float8_e4m3fn).astype(float) * np.exp2(sfb[:, 1:2].astype(float) - 127)
     assert np.array_equal(got, (left @ right.T).astype(np.float32))
@@ -173,7 +187,13 @@ def test_mxf8f6f4_with_mixed_formats(a_code: int, a_type: Any) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "codes", "dtype", "depth"),
-    [("f16", 0, np.float16, 16), ("f16", 1, ml_dtypes.bfloat16, 16), ("tf32", 2, np.float32, 8), ("f8f6f4", 0, ml_dtypes.float8_e4m3fn, 32), ("i8", 1, np.int8, 32)],
+    [
+        ("f16", 0, np.float16, 16),
+        ("f16", 1, ml_dtypes.bfloat16, 16),
+        ("tf32", 2, np.float32, 8),
+        ("f8f6f4", 0, ml_dtypes.float8_e4m3fn, 32),
+        ("i8", 1, np.int8, 32),
+    ],
 )
 def test_dense_kinds(kind: str, codes: int, dtype: Any, depth: int) -> None:
     rng = np.random.default_rng(3)
@@ -187,13 +207,21 @@ def test_dense_kinds(kind: str, codes: int, dtype: Any, depth: int) -> None:
     zero = np.zeros((128, 4), np.uint8)
     got = execute(issue, raw[0], raw[1], zero, zero, SCHEDULES[0])
     want = values[0].astype(float) @ values[1].astype(float).T
-    assert np.array_equal(got.view(np.int32 if kind == "i8" else np.float32), want.astype(np.int32 if kind == "i8" else np.float32))
+    assert np.array_equal(
+        got.view(np.int32 if kind == "i8" else np.float32), want.astype(np.int32 if kind == "i8" else np.float32)
+    )
 
 
 def test_mma_sim_model_against_its_scalar_definition() -> None:
     rng = np.random.default_rng(4)
-    a, b = rng.choice([0, 0.5, 1, 1.5, 2, 3, 4, 6, -1, -3], (6, 64)), rng.choice([0, 0.5, 1, -1.5, 2, 3, -4, 6], (5, 64))
-    sfa, sfb = np.exp2(rng.integers(-7, 8, (6, 4))) * rng.choice([1, 1.125, 1.75], (6, 4)), np.exp2(rng.integers(-7, 8, (5, 4)))
+    a, b = (
+        rng.choice([0, 0.5, 1, 1.5, 2, 3, 4, 6, -1, -3], (6, 64)),
+        rng.choice([0, 0.5, 1, -1.5, 2, 3, -4, 6], (5, 64)),
+    )
+    sfa, sfb = (
+        np.exp2(rng.integers(-7, 8, (6, 4))) * rng.choice([1, 1.125, 1.75], (6, 4)),
+        np.exp2(rng.integers(-7, 8, (5, 4))),
+    )
     c = (rng.standard_normal((6, 5)) * 100).astype(np.float32)
     got = numerics.accumulate_mma_sim(a, b, sfa, sfb, c, block=16, fraction_bits=35)
     from fractions import Fraction
@@ -203,7 +231,10 @@ def test_mma_sim_model_against_its_scalar_definition() -> None:
         for j in range(5):
             terms, exponents = [Fraction(float(c[i, j]))], [frexp(float(c[i, j]))[1] - 1]
             for k in range(4):
-                dot = sum(Fraction(x) * Fraction(y) for x, y in zip(a[i, 16 * k : 16 * k + 16], b[j, 16 * k : 16 * k + 16], strict=True))
+                dot = sum(
+                    Fraction(x) * Fraction(y)
+                    for x, y in zip(a[i, 16 * k : 16 * k + 16], b[j, 16 * k : 16 * k + 16], strict=True)
+                )
                 terms.append(dot * Fraction(sfa[i, k]) * Fraction(sfb[j, k]))
                 exponents.append(frexp(sfa[i, k])[1] + frexp(sfb[j, k])[1] - 2)
             unit = Fraction(2) ** (max(exponents) - 35)
@@ -232,22 +263,28 @@ def test_the_models_agree_where_sums_are_exact_and_differ_elsewhere() -> None:
 def test_other_load_shapes_round_trip_through_stores(shape: str) -> None:
     count = 8
     registers = ", ".join(f"%r{k}" for k in range(30, 30 + count))
-    text = f"""
+    text = (
+        """
     .shared .align 4 .b32 base;
     mov.u32 %r20, base;
     tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r20], 32;
     ld.shared.u32 %r21, [%r20];
-    ld.global.v4.u32 {{%r30, %r31, %r32, %r33}}, [%rd1];
+    ld.global.v4.u32 {%r30, %r31, %r32, %r33}, [%rd1];
     mad.lo.u32 %r30, %r1, 100, 0;
-""" + "".join(f"    add.u32 %r{30 + k}, %r30, {k};\n" for k in range(1, count)) + f"""
+"""
+        + "".join(f"    add.u32 %r{30 + k}, %r30, {k};\n" for k in range(1, count))
+        + f"""
     tcgen05.st.sync.aligned.{shape}.b32 [%r21], {{{registers}}};
     tcgen05.wait::st.sync.aligned;
     tcgen05.ld.sync.aligned.32x32b.x16.b32 {{{", ".join(f"%r{k}" for k in range(50, 66))}}}, [%r21];
     tcgen05.wait::ld.sync.aligned;
     mul.wide.u32 %rd10, %r1, 64;
     add.s64 %rd11, %rd2, %rd10;
-""" + "".join(f"    st.global.u32 [%rd11+{4 * k}], %r{50 + k};\n" for k in range(16)) + """
+"""
+        + "".join(f"    st.global.u32 [%rd11+{4 * k}], %r{50 + k};\n" for k in range(16))
+        + """
     tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r21, 32;"""
+    )
     out = np.zeros(512, np.uint32)
     module(text).launch("k", grid=1, block=32, args=[np.zeros(64, np.uint32), out])
     got = out.reshape(32, 16)
@@ -274,7 +311,10 @@ NV = "mxf4nvf4.block_scale.block16"
         (CP + mma(NV, idesc(n=0)), Check.DESCRIPTOR),
         (CP + mma(NV, idesc(sfa=1)), Check.DESCRIPTOR),
         (CP.replace("%rd15", "%rd12") + mma(NV, idesc()), Check.DESCRIPTOR),
-        (CP + mma(NV, idesc()).replace("[%r20]", "[%r25]").replace("%r29, [%r24], [%r25]", "%r29, [%r24], [%r24]"), Check.TMEM_ACCESS),
+        (
+            CP + mma(NV, idesc()).replace("[%r20]", "[%r25]").replace("%r29, [%r24], [%r25]", "%r29, [%r24], [%r24]"),
+            Check.TMEM_ACCESS,
+        ),
         (CP.replace("[%r24]", "[%r25]") + mma(NV, idesc()), Check.UNINITIALISED),
         (mma(NV, idesc()), Check.UNINITIALISED),
         (CP + mma(NV, idesc(), "1"), Check.UNINITIALISED),
@@ -293,7 +333,11 @@ def test_misuse(issue: str, check: Check) -> None:
     [
         ("    fence.proxy.async.shared::cta;\n", "", Check.PROXY_FENCE_OPERAND),
         ("    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r20, 256;\n", "", Check.TMEM_LEAK),
-        ("dealloc.cta_group::1.sync.aligned.b32 %r20, 256", "dealloc.cta_group::1.sync.aligned.b32 %r20, 128", Check.TMEM_ACCESS),
+        (
+            "dealloc.cta_group::1.sync.aligned.b32 %r20, 256",
+            "dealloc.cta_group::1.sync.aligned.b32 %r20, 128",
+            Check.TMEM_ACCESS,
+        ),
         ("shl.b32 %r26, %r8, 21", "shl.b32 %r26, %r8, 20", Check.TMEM_ACCESS),
         ("add.u32 %r27, %r20, %r26;", "add.u32 %r27, %r26, 256;", Check.TMEM_ACCESS),
         ("shared::cta.b32 [base], 256", "shared::cta.b32 [base], 96", Check.TMEM_ACCESS),
@@ -302,7 +346,11 @@ def test_misuse(issue: str, check: Check) -> None:
         ("    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [bar];\n", "", Check.DEADLOCK),
         ("    fence.mbarrier_init.release.cluster;\n", "", Check.PROXY_FENCE),
         ("    bar.sync 0;\n    @%p2 bra END;", "    @%p2 bra END;", Check.RACE),
-        ("    WAIT:\n    mbarrier.try_wait.parity.shared.b64 %p5, [bar], 0;\n    @!%p5 bra WAIT;\n", "    WAIT:\n", Check.RACE),
+        (
+            "    WAIT:\n    mbarrier.try_wait.parity.shared.b64 %p5, [bar], 0;\n    @!%p5 bra WAIT;\n",
+            "    WAIT:\n",
+            Check.RACE,
+        ),
     ],
 )
 def test_missing_guards(old: str, new: str, check: Check) -> None:
@@ -314,7 +362,9 @@ def test_missing_guards(old: str, new: str, check: Check) -> None:
         target = aligned(128 * 512).view(np.uint32)
         try:
             options = Options(seed=seed, races=True, stop_at_error=False, slice_steps=20)
-            result = module(good.replace(old, new)).launch("k", grid=1, block=128, args=[source, target], options=options)
+            result = module(good.replace(old, new)).launch(
+                "k", grid=1, block=128, args=[source, target], options=options
+            )
             found |= {report.check for report in result.reports}
         except ExecutionError as error:
             found |= {report.check for report in error.reports}

@@ -1,4 +1,6 @@
-"""Compares a file of GPU results with the interpreter: ``python -m benchmarks.ptx.h200_proof.compare results.npz [summary.json]``."""
+"""Compares a file of GPU results with the interpreter: ``python -m benchmarks.ptx.h200_proof.compare results.npz
+[summary.json]``.
+"""
 
 import json
 import sys

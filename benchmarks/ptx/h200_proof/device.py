@@ -71,8 +71,8 @@ class Device:
         ones = (ctypes.c_uint32 * rank)(*([1] * rank))
         swizzle = {0: 0, 32: 1, 64: 2, 128: 3}[fields["swizzle"]]
         self.call(
-            "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), _FORMAT_TO_ENUM[fields["format"]], rank, ctypes.c_void_p(address),
-            dims, strides, box, ones, 0, swizzle, 0, 0,
+            "cuTensorMapEncodeTiled", ctypes.c_void_p(aligned), _FORMAT_TO_ENUM[fields["format"]], rank,
+            ctypes.c_void_p(address), dims, strides, box, ones, 0, swizzle, 0, 0,
         )  # fmt: skip
         return ctypes.string_at(aligned, 128)
 

@@ -41,9 +41,8 @@ def main() -> None:
     }
     arrays["index"] = np.frombuffer(json.dumps(index).encode(), np.uint8)
     np.savez_compressed(sys.argv[1], **arrays)
-    print(
-        f"{len(everything)} cases, {len(failures)} failures, {index['seconds']} s on {device.name}, driver {device.driver}"
-    )
+    where = f"{device.name}, driver {device.driver}"
+    print(f"{len(everything)} cases, {len(failures)} failures, {index['seconds']} s on {where}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Case:
         text: PTX module text.
         args: arrays are copied in and, where named in ``outputs``, back; integers and bytes are passed by value.
         outputs: indices of the arguments that are results.
-        rule: ``bits``, ``ulp:<n>`` (f32 units in the last place), ``rel:<x>`` or ``abs:<x>``; NaNs are equal to NaNs in all.
+        rule: ``bits``, ``ulp:<n>`` (f32 units in the last place), ``rel:<x>`` or ``abs:<x>``; NaNs equal NaNs.
         maps: tensor maps: argument index to (index of the array it covers, fields).
     """
 
@@ -51,8 +51,12 @@ def bits_of(kind: str) -> int:
 
 
 _EDGE32 = [0, 1, 2, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x80000001, 0x55555555]
-_F32 = [0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x3F800000, 0xBF800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000,
-        0xFF800000, 0x7FC00000, 0x7F800001, 0x3F000000, 0x40200000, 0x43E00000, 0x47800000, 0x477FF000, 0x33800000]  # fmt: skip
+# fmt: off
+_F32 = [
+    0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x3F800000, 0xBF800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000,
+    0xFF800000, 0x7FC00000, 0x7F800001, 0x3F000000, 0x40200000, 0x43E00000, 0x47800000, 0x477FF000, 0x33800000,
+]
+# fmt: on
 
 
 def inputs(kind: str, seed: int, role: str = "") -> Any:

@@ -48,8 +48,8 @@ def make(rng: Any, batch: int, rows: int, k: int, *, fmt: str = "nvfp4", wide: b
     """Random operand.
 
     Args:
-        fmt: ``nvfp4`` (E2M1, E4M3 scales of 16), ``mxfp4`` (E2M1, powers of two per 32), ``mxfp8`` (E4M3, powers of two per 32).
-        wide: scales over a wide range; else such that products and sums stay exact in f32 (scales 1 or 2).
+        fmt: ``nvfp4`` (E2M1, E4M3 scales of 16), ``mxfp4`` (E2M1, powers of two per 32), ``mxfp8`` (E4M3, powers of
+        two per 32). wide: scales over a wide range; else such that products and sums stay exact in f32 (scales 1 or 2).
     """
     block = 16 if fmt == "nvfp4" else 32
     columns = k // block

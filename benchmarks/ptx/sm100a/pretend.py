@@ -1,4 +1,6 @@
-"""Runs whole example programs that expect a GPU: torch's CUDA calls land on host memory, launches in the interpreter."""
+"""Runs whole example programs that expect a GPU: torch's CUDA calls land on host memory, launches in the
+interpreter.
+"""
 
 import ctypes
 import json
@@ -111,10 +113,10 @@ def gpu(multiprocessors: int = 4, options: Options | None = None) -> Iterator[Ex
         original = torch.Tensor.__dlpack__
         stack.enter_context(patch(torch.Tensor, "__dlpack__", _dlpack(original)))
         stack.enter_context(patch(torch.Tensor, "__dlpack_device__", lambda self: (2, 0)))
-        stack.enter_context(patch(torch.cuda, "is_available", lambda: True))
-        stack.enter_context(patch(torch.cuda, "synchronize", lambda *_: None))
+        stack.enter_context(patch(torch.cuda, "is_available", return_value=True))
+        stack.enter_context(patch(torch.cuda, "synchronize"))
         for name in ("current_stream", "default_stream"):
-            stack.enter_context(patch(torch.cuda, name, lambda *_: mock.Mock(cuda_stream=0)))
+            stack.enter_context(patch(torch.cuda, name, return_value=mock.Mock(cuda_stream=0)))
         stack.enter_context(patch(executor.CudaDialectJitCompiledFunction, "num_devices", 1))
         facts = mock.Mock(get_max_active_clusters=lambda size, *_: max(multiprocessors // size, 1))
         hardware = mock.Mock(return_value=facts)
@@ -150,7 +152,7 @@ def scaled_grouped(
         tester.generate_inputs()
         for name in ("A_tensor", "B_tensor", "C_tensor", "scale_a_tensor", "scale_b_tensor", "offs_tensor"):
             setattr(tester, name, aligned(getattr(tester, name)))
-        with mock.patch.object(module, "l2_flush", lambda *_: None):
+        with mock.patch.object(module, "l2_flush"):
             tester.run_kernel(tester.create_kernel())
         manual = tester._compute_reference_manual_2d2d if scenario == "2Dx2D" else tester._compute_reference_manual_2d3d
         reference = manual()
@@ -180,10 +182,7 @@ def grouped_block_scaled(
         cutlass = example("cutlass")
         element = cutlass.Float8E4M3FN if fmt == "mxfp8" else cutlass.Float4E2M1FN
         scale = cutlass.Float8E4M3FN if fmt == "nvfp4" else cutlass.Float8E8M0FNU
-        with (
-            mock.patch.object(module, "cute_testing_benchmark", lambda *_, **__: 1.0, create=True),
-            mock.patch.object(example("cutlass.cute.testing"), "benchmark", lambda *_, **__: 1.0),
-        ):
+        with mock.patch.object(example("cutlass.cute.testing"), "benchmark", return_value=1.0):
             module.run(
                 len(sizes),
                 sizes,
