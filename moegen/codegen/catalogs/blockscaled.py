@@ -201,5 +201,4 @@ PREDICATES: tuple[Predicate, ...] = (
     output_blocks_are_whole,
     fits_tensor_memory,
     fits_shared_memory,
-    has_kernel,
 )
