@@ -4,12 +4,11 @@ Packing moves bytes and never changes one. What the checkpoint says about gate a
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from moegen.core.abi import BLOCK, Argument, arguments
-from moegen.core.enums import ActScale, OpKind
+from moegen.core.abi import Argument, arguments
 from moegen.core.errors import CheckpointError
 from moegen.core.ops import OpSpec
 from moegen.core.package import Pipeline
@@ -18,6 +17,7 @@ from moegen.numerics.contracts import pair_from_decode
 from moegen.numerics.layouts import fuse_rows, weight_pack
 from moegen.runtime.checkpoint.weights import ExpertWeights, Projection
 
+_EXPERTS_AT_ONCE = 8
 Key = tuple[str, str, str]
 """Weight pack, scale layout, argument name: what decides a weight tensor's bytes."""
 
@@ -96,24 +96,30 @@ def pack_bank(weights: ExpertWeights, pipelines: Iterable[Pipeline], device: tor
     """
     tensors: dict[Key, torch.Tensor] = {}
     for pipeline in pipelines:
+        computed = computed_scales(pipeline)
         for step in pipeline.steps:
             for argument in arguments(step.op):
-                static = argument.role == "scale" and step.op.act_scale is not ActScale.DYNAMIC_TENSOR
+                static = argument.role == "scale" and argument.name not in computed
                 if (argument.role == "weight" or static) and _key(step.op, argument.name) not in tensors:
-                    made = _make(step.op, argument.name, weights)
+                    made = _make(step.op, argument.name, weights, device)
                     tensors |= {_key(step.op, name): tensor.to(device) for name, tensor in made.items()}
     return Bank(tensors, scale_report(weights))
+
+
+def computed_scales(pipeline: Pipeline) -> frozenset[str]:
+    """Second-level activation scales that a step of the pipeline computes: dynamic ones."""
+    parameters = [argument for step in pipeline.steps for argument in arguments(step.op)]
+    return frozenset(item.name for item in parameters if item.role == "scale" and item.access == "write")
 
 
 def static_sides(pipelines: Iterable[Pipeline]) -> frozenset[str]:
     """Which of gate, up and down need a static input scale in these pipelines."""
     sides: set[str] = set()
     for pipeline in pipelines:
-        for step in pipeline.steps:
-            if step.op.act_scale is ActScale.STATIC:
-                sides |= {"gate", "up"} if step.op.gather else {"down"}
-            if step.op.kind is OpKind.GEMM1 and step.op.w4a4 and _names(step.op) & {"h_scale"}:
-                sides.add("down")
+        read = {item.name for step in pipeline.steps for item in arguments(step.op) if item.role == "scale"}
+        static = read - computed_scales(pipeline)
+        sides |= {"gate", "up"} if "x_scale" in static else set()
+        sides |= {"down"} if "h_scale" in static else set()
     return frozenset(sides)
 
 
@@ -130,10 +136,6 @@ def scale_report(weights: ExpertWeights) -> ScaleReport:
     )
 
 
-def _names(op: OpSpec) -> set[str]:
-    return {argument.name for argument in arguments(op)}
-
-
 def _key(op: OpSpec, name: str) -> Key:
     """Alphas, biases and activation scales are the same for every pack."""
     if name.endswith(("_codes", "_scales", "_packed")):
@@ -141,7 +143,7 @@ def _key(op: OpSpec, name: str) -> Key:
     return ("", "", name)
 
 
-def _make(op: OpSpec, name: str, weights: ExpertWeights) -> dict[str, torch.Tensor]:
+def _make(op: OpSpec, name: str, weights: ExpertWeights, device: torch.device) -> dict[str, torch.Tensor]:
     """The tensor behind an argument, with those that are made together with it."""
     if name == "x_scale":
         return {name: _pairs(weights.gemm1_input(), name).reshape(1, 2)}
@@ -158,10 +160,32 @@ def _make(op: OpSpec, name: str, weights: ExpertWeights) -> dict[str, torch.Tens
                 "kernels add biases, the weights have none", name, "set weights.bias: false in the spec"
             )
         return {name: _fill(fuse_rows(biases, dim=-1), op.experts, 0.0)}
-    full = [_with_empty_experts(side, op.experts) for side in sides]
-    halves = tuple(layouts.Projection(codes=side.codes, scales=side.scales) for side in full)
-    packed = weight_pack(op.weight_pack).pack(halves, op.weight_scale_layout)
+    packed = _pack(op, sides, device)
     return {f"{layer}_{suffix}": tensor for suffix, tensor in packed.items()}
+
+
+def _pack(op: OpSpec, sides: Sequence[Projection], device: torch.device) -> dict[str, torch.Tensor]:
+    """Packs on the kernels' device, a few experts at a time: packing takes little more memory than its result."""
+    whole: dict[str, torch.Tensor] = {}
+    for first in range(0, op.experts, _EXPERTS_AT_ONCE):
+        count = min(_EXPERTS_AT_ONCE, op.experts - first)
+        halves = tuple(
+            layouts.Projection(
+                codes=_experts(side.codes, first, count, device), scales=_experts(side.scales, first, count, device)
+            )
+            for side in sides
+        )
+        for suffix, tensor in weight_pack(op.weight_pack).pack(halves, op.weight_scale_layout).items():
+            if suffix not in whole:
+                whole[suffix] = tensor.new_empty(op.experts, *tensor.shape[1:])
+            whole[suffix][first : first + count] = tensor
+    return whole
+
+
+def _experts(tensor: torch.Tensor, first: int, count: int, device: torch.device) -> torch.Tensor:
+    """``count`` experts from ``first`` on a device; zeros for those that the rank does not hold."""
+    held = tensor[first : first + count].to(device)
+    return _fill(held, count, 0)
 
 
 def _alphas(sides: Sequence[Projection]) -> torch.Tensor:
@@ -184,12 +208,3 @@ def _fill(tensor: torch.Tensor, experts: int, value: float) -> torch.Tensor:
     """Adds empty experts' entries along the first dimension."""
     missing = experts - tensor.shape[0]
     return tensor if missing == 0 else torch.cat((tensor, tensor.new_full((missing, *tensor.shape[1:]), value)))
-
-
-def _with_empty_experts(side: Projection, experts: int) -> Projection:
-    missing = experts - side.experts
-    if missing == 0:
-        return side
-    codes = side.codes.new_zeros(missing, side.rows, side.columns // 2)
-    scales = side.scales.new_zeros(missing, side.rows, side.columns // BLOCK)
-    return replace(side, codes=torch.cat((side.codes, codes)), scales=torch.cat((side.scales, scales)))
