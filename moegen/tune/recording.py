@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from moegen.core.enums import Target
 from moegen.core.package import Package, Pipeline
+from moegen.runtime.workspace import main_op
 from moegen.store.trials import Environment, Problem, Record, Session, Subject, Trial, TrialStatus
 from moegen.store.trials import Routing as RoutingRecord
 from moegen.tune.explore import PointFindings
 from moegen.tune.freeze import numerics_text
-from moegen.tune.inputs import shape_of
 from moegen.tune.measure import Measured
 from moegen.tune.policy import MeasurePolicy, Stage
 from moegen.tune.routing import Routing
@@ -70,7 +70,7 @@ class Recorder:
 
     def problem(self, tokens: int, pipeline: Pipeline, subject: Subject, op: str = "") -> Problem:
         """The problem record of a pipeline, or of one of its ops, at a token count."""
-        shape = shape_of(pipeline)
+        main = main_op(pipeline)
         return Problem(
             package=self.package.digest,
             name=self.package.name,
@@ -78,10 +78,10 @@ class Recorder:
             subject=subject,
             op=op,
             tokens=tokens,
-            top_k=shape.top_k,
-            experts=shape.experts,
-            hidden=shape.hidden,
-            intermediate=shape.intermediate,
+            top_k=main.top_k,
+            experts=main.experts,
+            hidden=main.hidden,
+            intermediate=main.intermediate,
             numerics=numerics_text(pipeline.numerics),
         )
 

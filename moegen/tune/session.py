@@ -190,11 +190,14 @@ class TuneSession:
             if self._out_of_time():
                 return False
             point = by_key[key]
+            if self._banned.keys() & {default, rival}:
+                continue
             detail = f"{_name(point)} {rival}"
             self._progress(Step(phase="confirm", done=number, total=len(todo), detail=detail))
             bench = Bench(self._worker, point.tokens, point.routing, self._seed)
             result = duel(default, rival, bench.sample, self._policy)
             sides = [result.default, result.challenger] if isinstance(result, Duel) else [result]
+            self._ban(PointFindings(measured={side.candidate: side for side in sides}), point)
             self._add(self._recorder.duel(point.tokens, self._routing(bench, point), sides, bench.clocks_mhz))
             self._report.duels += 1
             self._progress(Step(phase="confirm", done=number + 1, total=len(todo), detail=detail))

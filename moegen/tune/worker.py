@@ -110,6 +110,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log.fd,
+            start_new_session=True,  # Ctrl-C is the parent's to handle: a child that it killed would look like a crash
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self._environment},
         )
         try:

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegen.core.errors import TuneError
-from moegen.tune.routing import Routing, RoutingKind, draw_ids, draw_weights, effective_experts, parse_routing
+from moegen.tune.routing import (
+    Routing,
+    RoutingKind,
+    busiest_rank_first,
+    draw_ids,
+    draw_weights,
+    effective_experts,
+    parse_routing,
+)
 
 PROFILES = ["uniform", "one_hot", "zipf=1.2", "effective_experts=0.25"]
 
@@ -47,6 +55,12 @@ def test_effective_experts_cannot_go_below_top_k() -> None:
 def test_one_hot_gives_the_same_experts_every_token() -> None:
     ids = draw_ids(parse_routing("one_hot"), 257, 2, 7, 0)
     assert sorted(torch.bincount(ids.flatten(), minlength=7).tolist()) == [0, 0, 0, 0, 0, 257, 257]
+
+
+def test_the_busiest_rank_comes_first() -> None:
+    ids = torch.tensor([[0, 5], [4, 7], [5, 2]])
+    assert busiest_rank_first(ids, experts=8, held=2).tolist() == [[4, 1], [0, 3], [1, 6]]
+    assert torch.equal(busiest_rank_first(ids, experts=8, held=8), ids)
 
 
 def test_effective_experts_of_known_loads() -> None:

@@ -13,7 +13,7 @@ from moegen.core.abi import arguments
 from moegen.core.enums import OpKind, Target
 from moegen.core.ops import op_from_json
 from moegen.core.runner import Kernel
-from moegen.tune.inputs import shape_of
+from moegen.tune.inputs import package_shape
 from moegen.tune.rig import make_rig, open_book
 from moegen.tune.routing import parse_routing
 from moegen.tune.verify import PipelineCheck, exact_inputs, exact_weights, first_difference, verify_pipelines
@@ -103,7 +103,7 @@ def test_exact_data_exercises_the_activation(package: TestPackage, monkeypatch: 
     """Gates near zero and far from it, and outputs that differ from token to token: a constant kernel must not pass."""
     monkeypatch.setenv("MOEGEN_HOME", str(package.store.home))
     book = open_book(package.directory, Target.CPU, ReferenceRunner())
-    shape = shape_of(book.built()[0])
+    shape = package_shape(book)
     rig = make_rig(book, exact_weights(shape, 1))
     inputs = exact_inputs(shape, 33, parse_routing("uniform"), 1)
     compact = next(name for name in rig.pipelines if name.startswith("compact"))

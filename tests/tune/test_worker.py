@@ -67,6 +67,11 @@ def test_a_subject_that_cannot_be_made_stops_the_session() -> None:
         worker.call("pid")
 
 
+def test_ctrl_c_does_not_reach_the_child(worker: Worker) -> None:
+    """The terminal signals a whole process group; a candidate killed by it would be recorded as a crash."""
+    assert os.getpgid(worker.call("pid")) != os.getpgid(0)
+
+
 def test_close_ends_the_child(worker: Worker) -> None:
     pid = worker.call("pid")
     assert worker.pid == pid
