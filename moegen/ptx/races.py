@@ -53,6 +53,8 @@ class ClusterClocks:
         warps = sum(len(cta.warps) for cta in cluster.ctas)
         self.size = 64 + 8 * warps + 160 * cluster.size
         self.kinds = np.zeros(self.size, np.int8)
+        self.generic = np.zeros(self.size, np.bool_)
+        self.forwarded = np.zeros(self.size, np.bool_)
         self.names = [""] * self.size
         self.count = 1
         self.ids: dict[tuple[int, Any], int] = {}
@@ -84,6 +86,8 @@ class ClusterClocks:
             self.count += 1
             self.ids[kind, key] = number
             self.kinds[number] = kind
+            self.generic[number] = kind in _GENERIC
+            self.forwarded[number] = kind in _FORWARDED
             self.names[number] = self._name(kind, key)
         return number
 
@@ -150,7 +154,7 @@ class Ticket:
         detector, clocks = self.detector, self.detector.of(cta)
         shadow = clocks.shared[cta.rank]
         writer = shadow.writer[at]
-        generic = np.isin(clocks.kinds[writer], _GENERIC)
+        generic = clocks.generic[writer]
         if generic.any():
             unfenced = generic & (clocks.fenced[writer] < shadow.write_clock[at])
             if unfenced.any():
@@ -202,7 +206,7 @@ class Ticket:
         detector.check_init(self.w, cta, offset, self.clock, self.pc, asynchronous=self.agent in {"tma", "tensor"})
         phases = detector.phases(clocks, barrier)
         if self.agent == "tensor":
-            forwarded = np.where(np.isin(clocks.kinds, _FORWARDED), self.clock, 0)
+            forwarded = np.where(clocks.forwarded, self.clock, 0)
             # Fenced barrier initialisations count as released to the cluster: whoever follows the commit follows them.
             init = np.where(clocks.kinds == INIT, np.minimum(self.clock, clocks.init_fenced), 0)
             np.maximum(forwarded, init, out=forwarded)
