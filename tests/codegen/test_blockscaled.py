@@ -60,7 +60,6 @@ def test_every_width_is_legal_plain_and_swapped_alone_and_in_pairs(cols: int, gr
 @pytest.mark.parametrize(
     ("changes", "predicate"),
     [
-        ({"numerics": {"activation_math": "fast"}}, "activation_math"),
         ({"scale_layout": {"activations": "linear", "weights": "swizzle_128x4"}}, "scale_layout"),
         ({"scale_layout": {"activations": "swizzle_128x4", "weights": "linear"}}, "scale_layout"),
     ],

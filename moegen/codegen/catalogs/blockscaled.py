@@ -8,7 +8,7 @@ from moegen.codegen.catalog import LEGAL, Predicate, Verdict, illegal
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField
 from moegen.core.abi import BLOCK, round_up
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import ActivationMath, Epilogue, OpKind, ScaleLayout, Target
+from moegen.core.enums import Epilogue, OpKind, ScaleLayout, Target
 from moegen.core.ops import OpSpec
 
 MMA_K = 64
@@ -88,20 +88,6 @@ def needs_tiled_scales(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> V
     swizzled = ScaleLayout.SWIZZLE_128X4
     if op.scale_layout is not swizzled or op.weight_scale_layout is not swizzled:
         return illegal("scale_layout", "tensor memory takes scales in 128x4 tiles: set scale_layout to swizzle_128x4")
-    return LEGAL
-
-
-def computes_the_activation(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-    """The epilogue has the exact elementary functions alone."""
-    if op.numerics is not None and op.numerics.activation_math is ActivationMath.FAST:
-        return illegal("activation_math", "the epilogue has no fast activation yet: set activation_math to exact")
-    return LEGAL
-
-
-def writes_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-    """gemm2 stores rows; it does not add them up."""
-    if op.fused_combine:
-        return illegal("fused_combine", "gemm2 has no atomic combine yet: set combine to ordered")
     return LEGAL
 
 
@@ -192,8 +178,6 @@ PREDICATES: tuple[Predicate, ...] = (
     shares_row_tile,
     reads_fp4_rows,
     needs_tiled_scales,
-    computes_the_activation,
-    writes_rows,
     has_ctas,
     pairs_ctas,
     width_fits_role,

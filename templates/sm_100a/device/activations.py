@@ -1,12 +1,14 @@
 """The activations: bit for bit ``moegen.numerics.activations``, which holds the table of formulas.
 
-A kernel makes one value of the class it needs, constants rounded to fp32, and calls ``gate`` and ``up``, or ``value``.
+A kernel makes one value of the class it needs and calls ``gate`` and ``up``, or ``value``. ``math`` is the module with
+the elementary functions, ``elementary`` or ``elementary_fast``; constants are rounded to fp32.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-from sm_100a.device.arithmetic import add, divide, mul, select
-from sm_100a.device.elementary import exp, negative, scaled_silu, silu, tanh
+from sm_100a.device.arithmetic import add, mul, select
+from sm_100a.device.elementary import negative
 
 GELU_CUBIC = float.fromhex("0x1.6e4e26p-5")
 SQRT_2_OVER_PI = float.fromhex("0x1.988454p-1")
@@ -23,36 +25,40 @@ def clamp(x, limit):
     return select(capped < -limit, -limit, capped)
 
 
-def soft_bound(x, beta):
+def soft_bound(math, x, beta):
     """``β · tanh(x / β)``."""
-    return mul(tanh(divide(x, beta)), beta)
+    return mul(math.tanh(math.divide(x, beta)), beta)
 
 
+@dataclass(frozen=True)
 class _Gated:
     """Leaves the up half as it is."""
+
+    math: Any
 
     def up(self, u):
         """U(up)."""
         return u
 
 
+@dataclass(frozen=True)
 class Swiglu(_Gated):
     """``silu(g) · u``."""
 
     def gate(self, g):
         """G(gate)."""
-        return silu(g)
+        return self.math.silu(g)
 
 
 @dataclass(frozen=True)
-class SwigluClamp:
+class SwigluClamp(_Gated):
     """Both halves clamped before the product."""
 
     limit: float
 
     def gate(self, g):
         """G(gate)."""
-        return silu(cap(g, self.limit))
+        return self.math.silu(cap(g, self.limit))
 
     def up(self, u):
         """U(up)."""
@@ -60,14 +66,14 @@ class SwigluClamp:
 
 
 @dataclass(frozen=True)
-class Swiglustep:
+class Swiglustep(_Gated):
     """The activated gate capped, up clamped."""
 
     limit: float
 
     def gate(self, g):
         """G(gate)."""
-        return cap(silu(g), self.limit)
+        return cap(self.math.silu(g), self.limit)
 
     def up(self, u):
         """U(up)."""
@@ -75,7 +81,7 @@ class Swiglustep:
 
 
 @dataclass(frozen=True)
-class SwigluOai:
+class SwigluOai(_Gated):
     """A scaled sigmoid and a shifted up half."""
 
     alpha: float
@@ -84,7 +90,7 @@ class SwigluOai:
 
     def gate(self, g):
         """G(gate)."""
-        return scaled_silu(cap(g, self.limit), self.alpha)
+        return self.math.scaled_silu(cap(g, self.limit), self.alpha)
 
     def up(self, u):
         """U(up)."""
@@ -99,7 +105,7 @@ class Situ(_Gated):
 
     def gate(self, g):
         """G(gate)."""
-        return divide(soft_bound(g, self.beta), add(exp(negative(g)), 1.0))
+        return self.math.divide(soft_bound(self.math, g, self.beta), add(self.math.exp(negative(g)), 1.0))
 
 
 @dataclass(frozen=True)
@@ -110,9 +116,10 @@ class SituBounded(Situ):
 
     def up(self, u):
         """U(up)."""
-        return soft_bound(u, self.linear_beta)
+        return soft_bound(self.math, u, self.linear_beta)
 
 
+@dataclass(frozen=True)
 class GegluTanh(_Gated):
     """The tanh form of GELU."""
 
@@ -120,11 +127,14 @@ class GegluTanh(_Gated):
         """G(gate)."""
         cubic = mul(mul(g, g), g)
         inner = mul(add(g, mul(cubic, GELU_CUBIC)), SQRT_2_OVER_PI)
-        return mul(mul(g, 0.5), add(tanh(inner), 1.0))
+        return mul(mul(g, 0.5), add(self.math.tanh(inner), 1.0))
 
 
+@dataclass(frozen=True)
 class Relu2:
     """max(x, 0)², without a gate."""
+
+    math: Any
 
     def value(self, x):
         """F(x)."""
@@ -132,9 +142,12 @@ class Relu2:
         return mul(positive, positive)
 
 
+@dataclass(frozen=True)
 class Silu:
     """silu, without a gate."""
 
+    math: Any
+
     def value(self, x):
         """F(x)."""
-        return silu(x)
+        return self.math.silu(x)

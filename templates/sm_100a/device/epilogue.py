@@ -1,4 +1,4 @@
-"""What becomes of accumulators: the exact chain alpha, bias, activation, router weight, then one of four stores.
+"""What becomes of accumulators: the exact chain alpha, bias, activation, router weight, then one of five stores.
 
 A thread owns one row of a tile. It works on blocks of 16 output values, one quantiser block: 32 accumulator columns
 when W1 is gated (gate and up alternate by 8), else 16. The thread that made a row's block stores it: at least 32 bytes
@@ -22,8 +22,8 @@ CHUNK = 32
 class Arguments:
     """Tensors of the chain; None where a kernel has none.
 
-    ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of tokens or
-    codes, ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through
+    ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of tokens, codes or
+    sums, ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through
     ``row_slot [R]``, or through ``offsets [E + 1]`` and ``rows [E]``.
     """
 
@@ -52,6 +52,28 @@ class RowStore:
         """Stores 16 values at ``column``."""
         if real or cutlass.const_expr(self.pads):
             store_tokens(self.dtype, arguments.out, values, Int64(row) * chain.columns + column)
+
+    @cute.jit
+    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column):
+        """Nothing lies past the last column."""
+
+
+class AddStore:
+    """``y_acc``: real rows added to their token's fp32 sum, four columns at a time, in any order."""
+
+    blocks = 0
+
+    @cute.jit
+    def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
+        """Adds 16 values at ``column``."""
+        if real:
+            token = arguments.row_slot[row] // chain.top_k
+            for first in cutlass.range_constexpr(0, BLOCK, 4):
+                target = arguments.out.iterator + (Int64(token) * chain.columns + column + first)
+                cute.arch.inline_ptx(
+                    "red.relaxed.gpu.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                    read_only_args=[target.toint(), *(values[first + i] for i in range(4))],
+                )
 
     @cute.jit
     def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column):
