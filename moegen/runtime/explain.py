@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moegen.core.errors import MoegenError
+from moegen.core.errors import MoegenError, StoreError
 from moegen.core.package import Pipeline
 from moegen.runtime.decision import Decision, Evidence, bracket
-from moegen.store.database import DATABASE, TrialDatabase
+from moegen.store.database import DATABASE, Result, TrialDatabase
 from moegen.store.trials import Subject
 
 if TYPE_CHECKING:
@@ -107,18 +107,20 @@ def _trials(loaded: "LoadedPackage", decision: Decision, evidence: Evidence | No
         return ()
     points = sorted({point.tokens for point in evidence.table.points if point.routing == decision.routing})
     place = bracket(decision.tokens, points)
-    found: list[str] = []
-    with TrialDatabase(database) as trials:
-        for tokens in sorted({place.low, place.high}):
-            results = trials.results(
-                package=loaded.package.digest, target=loaded.target.value, subject=Subject.PIPELINE, tokens=tokens
-            )
-            found += [
-                result.trial.id
-                for result in results
-                if result.trial.variant == decision.pipeline and result.routing.label == decision.routing
-            ]
-    return tuple(found)
+    found: list[Result] = []
+    try:
+        with TrialDatabase(database) as trials:
+            for tokens in sorted({place.low, place.high}):
+                found += trials.results(
+                    package=loaded.package.digest, target=loaded.target.value, subject=Subject.PIPELINE, tokens=tokens
+                )
+    except StoreError:  # serving machines may mount the store read-only; the table has the figures
+        return ()
+    return tuple(
+        result.trial.id
+        for result in found
+        if result.trial.variant == decision.pipeline and result.routing.label == decision.routing
+    )
 
 
 def _spec_lines(directory: Path, keys: tuple[str, ...]) -> Iterator[tuple[Path, int, str]]:
@@ -150,7 +152,7 @@ def _lines(it: Explanation) -> Iterator[str]:
         yield f"table      {table.digest[:16]}… in {it.table.path}, measured on {table.environment.device}"
         differing = ", ".join(f"{name} {theirs} → {ours}" for name, theirs, ours in it.table.match.differing)
         yield f"           fit {it.table.match.fit.value}{': ' + differing if differing else ''}"
-        ids = ", ".join(trial[:16] for trial in it.trials) or "not on this machine"
+        ids = ", ".join(trial[:16] for trial in it.trials) or "not readable on this machine"
         yield f"trials     {ids} (table made from {table.trials[:16]}…)"
     for number, step in enumerate(it.steps, start=1):
         yield f"step {number}     {step.op}: {step.variant}"

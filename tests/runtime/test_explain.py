@@ -116,8 +116,10 @@ def test_without_a_database_the_table_still_speaks(tiny: TestPackage, weights: E
     (tmp_path / DATABASE).unlink()
     found = made.load().from_tensors(weights).explain(tokens=64)
     assert found.trials == ()
-    assert f"not on this machine (table made from {table.trials[:16]}…)" in str(found)
+    assert f"not readable on this machine (table made from {table.trials[:16]}…)" in str(found)
     assert not (tmp_path / DATABASE).exists(), "explaining writes nothing"
+    (tmp_path / DATABASE).write_bytes(b"no database" * 100)
+    assert made.load().from_tensors(weights).explain(tokens=64).trials == ()
 
 
 def test_a_table_of_a_sister_device_is_named_as_such(tiny: TestPackage, tmp_path: Path) -> None:
