@@ -46,8 +46,10 @@ def database(tmp_path: Path) -> Iterator[TrialDatabase]:
 def tune(database: TrialDatabase) -> Iterator[Tune]:
     workers: list[Worker] = []
 
-    def run(package: Package, times_us: dict[str, float], behaviours: dict[str, str]) -> SessionReport:
-        options: dict[str, Any] = {"times_us": times_us, "behaviours": behaviours}
+    def run(
+        package: Package, times_us: dict[str, float], behaviours: dict[str, str], real_gate: bool = False
+    ) -> SessionReport:
+        options: dict[str, Any] = {"times_us": times_us, "behaviours": behaviours, "real_gate": real_gate}
         workers.append(Worker("tests.tune.fakes:make_fake", options, timeout_s=3.0))
         return TuneSession(package, Target.CPU, workers[-1], database, POLICY).run(tune_points(package))
 
@@ -121,7 +123,7 @@ def test_fr_39_a_fast_candidate_with_wrong_output_never_wins(
     tune: Tune, database: TrialDatabase, behaviour: str
 ) -> None:
     package = simple_package("default", "cheat", "honest")
-    report = tune(package, {"default": 100.0, "cheat": 1.0, "honest": 80.0}, {"cheat": behaviour})
+    report = tune(package, {"default": 100.0, "cheat": 1.0, "honest": 80.0}, {"cheat": behaviour}, real_gate=True)
     assert (report.ending, report.explored) == (Ending.DONE, 2)
     assert candidates(database, package) == {"default", "honest"}
     wrong = [r.trial for r in database.results(subject=Subject.PIPELINE) if r.trial.variant == "cheat"]

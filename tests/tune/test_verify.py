@@ -76,6 +76,33 @@ def test_right_kernels_pass(package: TestPackage, monkeypatch: pytest.MonkeyPatc
     assert all(item.passed and item.exact and item.poison and item.gate.passed for item in found)
 
 
+CORNERS = {
+    "W4A16": {"activations": {"format": "bf16", "activation_scale": None}, "epilogues": ["interleaved", "compact"]},
+    "not gated": {"activation": {"kind": "relu2"}, "epilogues": ["compact", "fused_fp4"]},
+    "bias": {"weights": {"bias": True}},
+    "dynamic scales": {
+        "activations": {"activation_scale": {"gemm1": "dynamic_tensor", "gemm2": "dynamic_tensor"}},
+        "epilogues": ["interleaved", "compact"],
+    },
+    "weight before the second quantiser": {"numerics": {"router_weight": "pre_quant"}},
+    "another contract": {"numerics": {"contract": "modelopt"}},
+    "atomic": {"combine": ["atomic"]},
+    "fp16": {"activations": {"dtype": "fp16"}, "numerics": {"pre_quant_round": "fp32"}},
+}
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_right_kernels_pass_in_every_corner_of_the_spec(
+    corner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tune = {"tokens": [1], "routing": ["uniform"], "pipelines": 2}
+    made = reference_package(spec_with(**SPEC | CORNERS[corner] | {"tune": tune}), tmp_path)
+    found = check(made, monkeypatch, ReferenceRunner())
+    assert found
+    assert [item.reason for item in found] == [""] * len(found)
+    assert {item.exact for item in found} == {None if corner == "atomic" else True}
+
+
 def test_one_wrong_element_fails_every_part(package: TestPackage, monkeypatch: pytest.MonkeyPatch) -> None:
     for item in check(package, monkeypatch, FaultyRunner(OpKind.COMBINE, last_element_of_last_row)):
         assert not item.passed

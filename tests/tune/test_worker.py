@@ -37,7 +37,8 @@ def test_output_and_input_of_a_candidate_stay_out_of_the_protocol(worker: Worker
         ("die", "crash", "SIGSEGV; stderr: about to trap"),
         ("leave", "crash", "exited with code 3"),
         ("refuse", "error", "ValueError: no such schedule"),
-        ("hoard", "oom", "allocate"),
+        ("hoard", "oom", "MemoryError"),
+        ("hoard_tensors", "oom", "allocate"),
     ],
 )
 def test_a_failing_candidate_is_reported_and_the_next_call_works(
