@@ -1,8 +1,9 @@
 """Mutation test: one instruction of a correct kernel is deleted or changed; does the interpreter notice?
 
-``python -m benchmarks.ptx.mutation benchmarks/ptx/mutation.json [per-kernel limit]``. A mutant is killed by a wrong
-result, an error, a deadlock or a finding in one of the schedules. Survivors are listed with line and text, to be
-classified by hand.
+``python -m benchmarks.ptx.mutation benchmarks/ptx/mutation.json [per-kernel limit [part of a kernel's name]]``
+
+A mutant is killed by a wrong result, an error, a deadlock or a finding in one of the schedules. Survivors are listed
+with line and text, to be classified by hand.
 """
 
 import json
@@ -10,6 +11,7 @@ import random
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,18 +142,22 @@ def judge(subject: Subject, text: str) -> str:
     return "survived"
 
 
-def kernels() -> dict[str, Subject]:
+def kernels() -> dict[str, Callable[[], Subject]]:
     """Two kernels whose problems wrap every pipeline: several tiles per CTA, more K blocks than stages."""
     return {
-        "gemm 128x128, 1 CTA": Subject(published.gemm((512, 256, 1536, 1), (128, 128), (1, 1), active=2)),
-        "gemm 256x128, CTA pairs": Subject(published.gemm((1024, 256, 1536, 1), (256, 128), (2, 1), active=2)),
+        "gemm 128x128, 1 CTA": lambda: Subject(published.gemm((512, 256, 1536, 1), (128, 128), (1, 1), active=2)),
+        "gemm 256x128, CTA pairs": lambda: Subject(published.gemm((1024, 128, 1536, 1), (256, 128), (2, 1), active=2)),
     }
 
 
 def main() -> None:
     target, limit = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10**9
-    table: dict[str, Any] = {}
-    for name, subject in kernels().items():
+    wanted = sys.argv[3] if len(sys.argv) > 3 else ""
+    table: dict[str, Any] = json.loads(target.read_text())["kernels"] if target.exists() else {}
+    for name, make in kernels().items():
+        if wanted not in name:
+            continue
+        subject = make()
         assert judge(subject, subject.text) == "survived", "the unchanged kernel must pass"
         candidates = mutants(subject.text)
         if len(candidates) > limit:

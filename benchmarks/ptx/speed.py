@@ -103,7 +103,13 @@ def main() -> None:
     for races in (False, True):
         median, low, high, result = timed(scalar(module, races))
         rate = result.stats.instructions / median
-        row(f"scalar, shared memory, shuffles{', race detector' if races else ''}", median, low, high, f"{rate:,.0f} warp-instructions/s")
+        row(
+            f"scalar, shared memory, shuffles{', race detector' if races else ''}",
+            median,
+            low,
+            high,
+            f"{rate:,.0f} warp-instructions/s",
+        )
     lenient = {Check.TMEM_LOAD_WAIT: Severity.OFF}
     shapes = {
         "NVFP4 GEMM 512x256x1536, 128x128 tiles": ((512, 256, 1536, 1), (128, 128), (1, 1)),
