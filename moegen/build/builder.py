@@ -228,7 +228,8 @@ class _TargetBuild:
                 if self._keys[source.variant].digest == job.name:
                     self._report(source, BUILT if outcome.status is Status.OK else outcome.status.value, outcome)
 
-        with tempfile.TemporaryDirectory(prefix="moegen-build-") as work:
+        # A compiler that is being ended may still write: that must not hide why the build was left.
+        with tempfile.TemporaryDirectory(prefix="moegen-build-", ignore_cleanup_errors=True) as work:
             compiler.compile(jobs, Path(work), parallel, done)
 
     def _job(self, key: str, source: Source) -> CompileJob:
