@@ -60,6 +60,25 @@ def test_fr_06_no_tokens(w4a16: TestPackage, w4a4: TestPackage) -> None:
         assert layer.engine.book.runner.launches == []
 
 
+@pytest.mark.parametrize("intermediate", [704, 640])
+def test_fr_08_tensor_parallel_shares_sum_to_the_whole(tmp_path: Path, intermediate: int) -> None:
+    """I = 704 over 2 and 4 ranks leaves 352 and 176 columns, multiples of neither 64 nor 128."""
+    weights = random_weights(3, 128, intermediate, bias=True)
+    outputs = {}
+    for ranks in (1, 2, 4):
+        geometry = {"hidden": 128, "intermediate": intermediate // ranks, "experts": 3, "top_k": 2}
+        spec = spec_with(geometry=geometry, weights={"bias": True}, epilogues=["fused_fp4"], tune={"pipelines": 1})
+        loaded = reference_package(spec, tmp_path / str(ranks)).load()
+        layers = [loaded.from_tensors(weights.intermediate_slice(rank, ranks)) for rank in range(ranks)]
+        inputs = make_inputs(layers[0], 9, experts=3)
+        outputs[ranks] = sum(layer(*inputs).float() for layer in layers)
+        assert all(layer(*inputs).shape == (9, 128) for layer in layers)
+    for ranks in (2, 4):
+        assert (outputs[ranks] - outputs[1]).norm() / outputs[1].norm() < 5e-3
+    with pytest.raises(CheckpointError, match="cuts a block of 16"):
+        weights.intermediate_slice(0, 8 if intermediate == 704 else 16)
+
+
 @pytest.mark.parametrize(
     ("experts", "ranks", "sizes"),
     [(30, 8, [4] * 6 + [3] * 2), (128, 6, [22, 22, 21, 21, 21, 21]), (60, 8, [8] * 4 + [7] * 4), (7, 7, [1] * 7)],

@@ -125,7 +125,7 @@ def _read_index(index: Path) -> dict[str, Path]:
     try:
         weight_map = json.loads(index.read_text())["weight_map"]
         files = {name: index.parent / file for name, file in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"damaged index ({error!r})", str(index), _AGAIN) from error
     absent = sorted({file.name for file in files.values() if not file.is_file()})
     if absent:

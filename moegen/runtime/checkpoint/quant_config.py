@@ -97,8 +97,8 @@ def read_quant_config(directory: Path) -> QuantConfig | None:
         CheckpointError: damaged JSON, or a method that is not NVFP4.
     """
     config, where = _read_json(directory / "config.json"), str(directory)
-    quantization = config.get("quantization_config") or {}
-    modelopt = _read_json(directory / "hf_quant_config.json").get("quantization") or {}
+    quantization = _object(config, "quantization_config", where)
+    modelopt = _object(_read_json(directory / "hf_quant_config.json"), "quantization", where)
     method = str(quantization.get("quant_method", "modelopt" if modelopt else ""))
     if not method:
         return None
@@ -112,7 +112,7 @@ def read_quant_config(directory: Path) -> QuantConfig | None:
 def read_model_config(directory: Path) -> dict[str, Any]:
     """config.json's language-model part (``text_config`` where there is one); empty when the file is absent."""
     config = _read_json(directory / "config.json")
-    return config.get("text_config") or config
+    return _object(config, "text_config", str(directory)) or config
 
 
 def declared_experts(config: dict[str, Any]) -> int | None:
@@ -127,9 +127,9 @@ def _modelopt(quantization: dict[str, Any], modelopt: dict[str, Any], where: str
     algorithm = str(
         quantization.get("moe_quant_algo") or modelopt.get("quant_algo") or quantization.get("quant_algo") or ""
     ).upper()
-    patterns = (*(modelopt.get("exclude_modules") or ()), *(quantization.get("ignore") or ()))
-    listed = modelopt.get("quantized_layers") or quantization.get("quantized_layers") or {}
-    listed = {name: str(value.get("quant_algo", "")).upper() for name, value in listed.items()}
+    patterns = (*_strings(modelopt, "exclude_modules", where), *_strings(quantization, "ignore", where))
+    layers = _object(modelopt, "quantized_layers", where) or _object(quantization, "quantized_layers", where)
+    listed = {name: str(_object(layers, name, where).get("quant_algo", "")).upper() for name in layers}
     if algorithm == "MIXED_PRECISION":
         experts = {value for name, value in listed.items() if "expert" in name and value in _ALGORITHMS}
         if len(experts) != 1:
@@ -149,21 +149,26 @@ def _modelopt(quantization: dict[str, Any], modelopt: dict[str, Any], where: str
 
 
 def _compressed_tensors(quantization: dict[str, Any], where: str) -> QuantConfig:
-    excluded = _checked(quantization.get("ignore") or (), where)
-    groups = [g for g in (quantization.get("config_groups") or {}).values() if _is_nvfp4(g.get("weights"))]
+    excluded = _checked(_strings(quantization, "ignore", where), where)
+    named = _object(quantization, "config_groups", where)
+    groups = [group for group in (_object(named, name, where) for name in named) if _is_nvfp4(group, "weights", where)]
     if not groups:
         raise CheckpointError("no compressed-tensors group holds 4-bit float weights in blocks of 16", where, _FIX)
-    formats = {ActFormat.NVFP4 if _is_nvfp4(group.get("input_activations")) else ActFormat.BF16 for group in groups}
+    formats = _act_formats(groups, where)
     if len(formats) > 1:
-        groups = [g for g in groups if any("expert" in str(target) for target in g.get("targets") or ())]
-        formats = {ActFormat.NVFP4 if _is_nvfp4(group.get("input_activations")) else ActFormat.BF16 for group in groups}
+        formats = _act_formats([g for g in groups if any("expert" in t for t in _strings(g, "targets", where))], where)
     if len(formats) != 1:
         raise CheckpointError("groups disagree on the experts' activation format", where, _FIX)
     return QuantConfig(dialect=COMPRESSED_TENSORS, act_format=formats.pop(), excluded=excluded)
 
 
-def _is_nvfp4(arguments: dict[str, Any] | None) -> bool:
-    arguments = arguments or {}
+def _act_formats(groups: list[dict[str, Any]], where: str) -> set[ActFormat]:
+    quantised = {_is_nvfp4(group, "input_activations", where) for group in groups}
+    return {ActFormat.NVFP4 if fp4 else ActFormat.BF16 for fp4 in quantised}
+
+
+def _is_nvfp4(group: dict[str, Any], name: str, where: str) -> bool:
+    arguments = _object(group, name, where)
     return (arguments.get("num_bits"), arguments.get("type"), arguments.get("group_size")) == (4, "float", 16)
 
 
@@ -172,8 +177,26 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except OSError as error:
+        raise CheckpointError(f"cannot be read ({error.strerror})", str(path), "check its permissions") from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"damaged JSON ({error})", str(path), "fetch the file again") from error
     if not isinstance(value, dict):
         raise CheckpointError("expected a JSON object", str(path), "fetch the file again")
+    return value
+
+
+def _object(parent: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """A JSON object by name; empty when it is absent or null."""
+    value = parent.get(name) or {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{name} is {value!r}, expected a JSON object", where, _FIX)
+    return value
+
+
+def _strings(parent: dict[str, Any], name: str, where: str) -> list[str]:
+    """A JSON list of strings by name; empty when it is absent or null."""
+    value = parent.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise CheckpointError(f"{name} is {value!r}, expected a list of names", where, _FIX)
     return value

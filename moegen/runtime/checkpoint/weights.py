@@ -83,6 +83,30 @@ class ExpertWeights:
             layer_input=self.gemm1_input(),
         )
 
+    def intermediate_slice(self, rank: int, ranks: int) -> "ExpertWeights":
+        """One rank's share of I in tensor parallel: rows of gate and up, columns of down; outputs sum to the whole.
+
+        down's bias stays with rank 0, since every rank's output is added.
+
+        Raises:
+            CheckpointError: a share of I is not a whole number of 16-element blocks, so a block scale would be cut.
+        """
+        share, rest = divmod(self.up.rows, ranks)
+        if rest or share % BLOCK:
+            raise CheckpointError(
+                f"I = {self.up.rows} over {ranks} ranks cuts a block of {BLOCK}", "tensor parallel", "use fewer ranks"
+            )
+        rows = slice(rank * share, (rank + 1) * share)
+        down = replace(
+            self.down,
+            codes=self.down.codes[:, :, rows.start // 2 : rows.stop // 2].contiguous(),
+            scales=self.down.scales[:, :, rows.start // BLOCK : rows.stop // BLOCK].contiguous(),
+            bias=None if self.down.bias is None else self.down.bias * (rank == 0),
+        )
+        return replace(
+            self, gate=None if self.gate is None else _rows(self.gate, rows), up=_rows(self.up, rows), down=down
+        )
+
     def gate_input(self) -> torch.Tensor | None:
         """fp32 ``[E]``: input scale of gemm1 per expert: the larger of gate's and up's, whichever was read first."""
         if self.up.input is None or self.gate is None or self.gate.input is None:
@@ -95,6 +119,15 @@ class ExpertWeights:
             return self.layer_input
         inputs = self.gate_input()
         return None if inputs is None else inputs.max()
+
+
+def _rows(side: Projection, rows: slice) -> Projection:
+    return replace(
+        side,
+        codes=side.codes[:, rows].contiguous(),
+        scales=side.scales[:, rows].contiguous(),
+        bias=None if side.bias is None else side.bias[:, rows].contiguous(),
+    )
 
 
 def check_weights(weights: ExpertWeights, *, hidden: int, intermediate: int, where: str) -> None:
@@ -132,7 +165,13 @@ def _side_problems(side: Projection, experts: int, rows: int, columns: int) -> l
         elif tuple(tensor.shape) != shape:
             problems.append(f"{field} has shape {tuple(tensor.shape)}, expected {shape}")
         elif field == "scales":
-            problems += [f"scales{place} is NaN" for place in torch.nonzero((tensor & 0x7F) == 0x7F)[:8].tolist()]
+            # NVFP4 scales have no sign: tensor cores read the byte as ue4m3, whose top bit means nothing.
+            for place in torch.nonzero(tensor >= 0x7F)[:8].tolist():
+                byte = int(tensor[tuple(place)])
+                problems.append(f"scales{place} is {'NaN' if byte & 0x7F == 0x7F else f'negative ({byte:#x})'}")
+        elif field == "bias":
+            places = torch.nonzero(~tensor.isfinite())[:8].tolist()
+            problems += [f"bias{at} is {tensor[tuple(at)].item()}" for at in places]
         elif field in ("second", "input"):
             bad = torch.nonzero(~(tensor.isfinite() & (tensor > 0))).flatten().tolist()
             problems += [f"{field}[{expert}] is {tensor[expert].item()}, not a positive number" for expert in bad[:8]]
