@@ -10,6 +10,7 @@ import torch
 
 from moegen.core.enums import Target
 from moegen.runtime.environment import current_environment
+from moegen.runtime.workspace import main_op
 from moegen.tune.clocks import clock_mhz, make_clock, make_flush
 from moegen.tune.gate import gate_tolerance, judge
 from moegen.tune.inputs import TokenInputs, make_tokens, make_weights, package_shape
@@ -50,23 +51,30 @@ class LayerSubject:
             "artifacts": dict(self._book.bundle.artifacts) if self._book.bundle else {},
         }
 
-    def spread(self, tokens: int, routing: str, seed: int) -> dict[str, Any]:
-        """How the slots of a point's input lie."""
+    def prepare(self, tokens: int, routing: str, seed: int) -> dict[str, Any]:
+        """Makes weights and input, and says how its slots lie."""
+        self._rig_for(seed)
         inputs = self._point(tokens, routing, seed)
         experts = package_shape(self._book).experts
         spread = effective_experts(inputs.topk_ids.cpu(), experts)
         return {"active_experts": inputs.active_experts(experts), "effective_experts": spread}
 
+    def reference(self, pipeline: str, tokens: int, routing: str, seed: int) -> None:
+        """Computes the output that pipelines of this one's numerics class must have at a point, once."""
+        inputs, rig = self._point(tokens, routing, seed), self._rig_for(seed)
+        numerics = str(rig.pipelines[pipeline].numerics)
+        if numerics not in self._references:
+            self._references[numerics] = rig.reference(pipeline, inputs)["y"]
+
     def check(self, pipeline: str, tokens: int, routing: str, seed: int) -> dict[str, Any]:
         """One poisoned call against the reference of the pipeline's numerics class."""
+        self.reference(pipeline, tokens, routing, seed)
         inputs, rig = self._point(tokens, routing, seed), self._rig_for(seed)
         output = rig.run(pipeline, inputs, poison=_POISON)
         candidate = rig.pipelines[pipeline]
-        numerics = str(candidate.numerics)
-        if numerics not in self._references:
-            self._references[numerics] = rig.reference(pipeline, inputs)["y"]
-        op = next(step.op for step in candidate.steps if step.op.weight_pack)
-        verdict = judge(output, self._references[numerics], gate_tolerance(op.w4a4, op.intermediate), seed=seed)
+        op = main_op(candidate)
+        wanted = self._references[str(candidate.numerics)]
+        verdict = judge(output, wanted, gate_tolerance(op.w4a4, op.intermediate), seed=seed)
         return {
             "passed": verdict.passed,
             "reason": verdict.reason,

@@ -226,7 +226,7 @@ class TuneSession:
                 self._banned[name] = Checked(status=end.status, note=note)
 
     def _routing(self, bench: Bench, point: TunePoint) -> RoutingRecord:
-        return routing_record(point.routing, self._seed, bench.active_experts())
+        return routing_record(point.routing, self._seed, bench.active_experts)
 
     def _add(self, records: Sequence[Record]) -> None:
         self._report.trials += sum(record.kind == "trial" for record in records)

@@ -21,6 +21,8 @@ _STATUS = {
     "oom": TrialStatus.OOM,
     "error": TrialStatus.CRASH,
 }
+_OWN_TIMEOUT_S = 1800.0
+"""Seconds for a reference on a CPU: thousands of tokens of a large layer take minutes."""
 
 
 class Subject(Protocol):
@@ -34,8 +36,12 @@ class Subject(Protocol):
         run; ``artifacts``: variant → artifact digest."""
         ...
 
-    def spread(self, tokens: int, routing: str, seed: int) -> dict[str, Any]:
-        """``active_experts`` and ``effective_experts`` of the input."""
+    def prepare(self, tokens: int, routing: str, seed: int) -> dict[str, Any]:
+        """Makes weights and input, with no candidate involved: ``active_experts`` and ``effective_experts`` of it."""
+        ...
+
+    def reference(self, pipeline: str, tokens: int, routing: str, seed: int) -> None:
+        """Computes what :meth:`check` compares this pipeline with, with no candidate involved."""
         ...
 
     def check(self, pipeline: str, tokens: int, routing: str, seed: int) -> dict[str, Any]:
@@ -64,19 +70,24 @@ class Checked:
 
 
 class Bench:
-    """The worker seen from the tuner: typed requests at one point, with failures as statuses."""
+    """The worker seen from the tuner: typed requests at one point, with failures as statuses.
+
+    What no candidate has a part in (weights, input, reference) is asked for in requests of its own, with much more
+    time: a slow reference must not look like a hanging candidate.
+    """
 
     def __init__(self, worker: Worker, tokens: int, routing: Routing, seed: int) -> None:
         self._worker = worker
         self._point = {"tokens": tokens, "routing": routing.label, "seed": seed}
+        self._prepared_for = 0
+        self.active_experts = 0
         self.clocks_mhz: dict[str, list[float]] = {}
-
-    def active_experts(self) -> int:
-        """Experts with at least one slot in this point's input."""
-        return int(self._call("spread")["active_experts"])
+        self._prepare()
 
     def check(self, pipeline: str) -> Checked:
         """Puts a candidate through the numerics gate; a candidate that dies there has failed it."""
+        self._prepare()
+        self._own("reference", pipeline=pipeline)
         try:
             found = self._call("check", pipeline=pipeline)
         except CandidateFailed as failure:
@@ -99,7 +110,28 @@ class Bench:
         found = self._call("sample_steps", pipeline=pipeline, steps=list(steps), calls=calls)
         return [_sound(samples) for samples in found["us"]]
 
+    def _prepare(self) -> None:
+        """Makes weights and input in a worker that does not have them: a new one knows nothing."""
+        if self._worker.pid is None or self._prepared_for != self._worker.starts:
+            self.active_experts = int(self._own("prepare")["active_experts"])
+            self._prepared_for = self._worker.starts
+
+    def _own(self, method: str, **parameters: Any) -> Any:
+        """A request without a candidate; its failure ends the session.
+
+        Raises:
+            TuneError: it failed.
+        """
+        try:
+            return self._worker.call(method, timeout_s=_OWN_TIMEOUT_S, **self._point, **parameters)
+        except WorkerFailed as failure:
+            point = f"T={self._point['tokens']} {self._point['routing']}"
+            raise TuneError(
+                f"{method}: {failure.status}: {failure.note}", point, "tune fewer tokens at once"
+            ) from failure
+
     def _call(self, method: str, **parameters: Any) -> Any:
+        self._prepare()
         try:
             return self._worker.call(method, **self._point, **parameters)
         except WorkerFailed as failure:

@@ -14,11 +14,12 @@ class FakeSubject:
 
     Args:
         times_us: pipeline → microseconds of a call, or of each step when asked for steps.
-        behaviours: pipeline → ``nan``, ``wrong_row``, ``die``, ``hang``, ``hoard``, ``raise``, ``bad_timer``, with
-            ``check:`` or ``sample:`` before it for the request in which it shows.
+        behaviours: pipeline → ``nan``, ``wrong_row``, ``die``, ``hang``, ``hoard``, ``refuse``, ``bad_timer``, with
+            ``check:``, ``sample:`` or ``reference:`` before it for the request in which it shows.
         artifacts: variant → digest.
         real_gate: outputs are tensors that go through the real gate; else verdicts are canned, which spares each
             process the import of torch.
+        slow_s: seconds that making the input, and computing a reference, take.
     """
 
     def __init__(
@@ -27,11 +28,13 @@ class FakeSubject:
         behaviours: dict[str, str] | None = None,
         artifacts: dict[str, str] | None = None,
         real_gate: bool = False,
+        slow_s: float = 0.0,
     ) -> None:
         self._times_us = times_us
         self._behaviours = behaviours or {}
         self._artifacts = artifacts or {}
         self._real_gate = real_gate
+        self._slow_s = slow_s
         if real_gate:
             import moegen.tune.gate  # noqa: F401
 
@@ -39,8 +42,13 @@ class FakeSubject:
         environment = {"device": "fake", "target": "cpu", "arch": "x86-64-v3", "cores": 2, "l2_bytes": 1 << 20}
         return {"environment": environment, "built": list(self._times_us), "artifacts": self._artifacts}
 
-    def spread(self, tokens: int, routing: str, seed: int) -> dict[str, Any]:
+    def prepare(self, tokens: int, routing: str, seed: int) -> dict[str, Any]:
+        time.sleep(self._slow_s)
         return {"active_experts": min(7, tokens), "effective_experts": 1.0}
+
+    def reference(self, pipeline: str, tokens: int, routing: str, seed: int) -> None:
+        self._act(pipeline, "reference")
+        time.sleep(self._slow_s)
 
     def check(self, pipeline: str, tokens: int, routing: str, seed: int) -> dict[str, Any]:
         behaviour = self._act(pipeline, "check")

@@ -22,6 +22,7 @@ from moegen.tune.worker import Worker
 from tests.tune.packages import fake_package, fake_pipeline, simple_package
 
 POLICY = measure_policy(Target.CPU, Effort.QUICK)
+TIMEOUT_S = 2.0
 Tune = Callable[..., SessionReport]
 
 
@@ -41,10 +42,11 @@ def tune(database: TrialDatabase) -> Iterator[Tune]:
         behaviours: dict[str, str] | None = None,
         points: list[TunePoint] | None = None,
         policy: MeasurePolicy = POLICY,
+        slow_s: float = 0.0,
         **options: Any,
     ) -> SessionReport:
-        fakes: dict[str, Any] = {"times_us": times_us, "behaviours": behaviours or {}}
-        worker = Worker("tests.tune.fakes:make_fake", fakes, timeout_s=3.0)
+        fakes: dict[str, Any] = {"times_us": times_us, "behaviours": behaviours or {}, "slow_s": slow_s}
+        worker = Worker("tests.tune.fakes:make_fake", fakes, timeout_s=TIMEOUT_S)
         workers.append(worker)
         session = TuneSession(package, Target.CPU, worker, database, policy, **options)
         return session.run(points or tune_points(package))
@@ -141,6 +143,20 @@ def test_a_default_that_dies_is_recorded_at_every_point(tune: Tune, database: Tr
     (table,) = freeze_tables(database.results(), package, Target.CPU, SelectPolicy())
     assert [point.winner for point in table.points] == ["fast", "fast"]
     assert tune(package, {"default": 100.0, "fast": 50.0}).skipped == 2
+
+
+def test_a_slow_reference_is_not_taken_for_a_hanging_candidate(tune: Tune, database: TrialDatabase) -> None:
+    package = simple_package("default", "deadly")
+    points = tune_points(package, tokens=[4])
+    report = tune(package, {"default": 100.0, "deadly": 1.0}, {"deadly": "check:die"}, points, slow_s=TIMEOUT_S + 0.5)
+    assert report.excluded.keys() == {"deadly"}
+    assert statuses(database, package, 4) == {"default": {"ok"}, "deadly": {"crash"}}
+
+
+def test_a_reference_that_cannot_be_had_ends_the_session(tune: Tune) -> None:
+    package = simple_package("default")
+    with pytest.raises(TuneError, match="reference: crash"):
+        tune(package, {"default": 100.0}, {"default": "reference:die"})
 
 
 def test_freeze_is_reproducible_from_an_exported_pack(tune: Tune, database: TrialDatabase, tmp_path: Path) -> None:
