@@ -13,7 +13,9 @@ from docs.examples.qwen3_moe.compare import compare
 from docs.examples.qwen3_moe.model import make_model, sample_tokens
 from docs.examples.qwen3_moe.quantise import experts_of, fake_quantise, scheme_of
 from docs.examples.qwen3_moe.run import compare_with_transformers, make_checkpoint, make_package
+from moegen.core.enums import Contract
 from moegen.core.errors import MoegenError
+from moegen.numerics.quantize import Quantized, dequantize, dynamic_pair, quantize_rows
 from moegen.runtime import Checkpoint, LoadedPackage, load
 from moegen.runtime.integrations.transformers import attach_experts, load_model
 
@@ -95,6 +97,20 @@ def test_one_layer_against_fp32_arithmetic_on_the_same_codes(made: Made) -> None
         expected.index_add_(0, token, (hidden @ weight(f"{base}.down_proj").T) * weights[token, slot, None])
     got = package.from_checkpoint(checkpoint, 0)(x, top.indices, weights).float()
     assert (got - expected).norm() / expected.norm() <= 5e-3
+
+
+def test_sd_06_weights_are_quantised_once(made: Made) -> None:
+    """The file's codes go through unchanged: cosine to the original weights at least 0.995, norm within 3 %."""
+    checkpoint, package = made["NVFP4"]
+    weights, original = package.read(checkpoint, 0), experts_of(make_model())[0].down_proj.float()
+    down = weights.down
+    once = dequantize(Quantized(codes=down.codes, scales=down.scales), down.second[:, None, None])
+    cosine = torch.nn.functional.cosine_similarity(once.flatten(), original.flatten(), dim=0)
+    assert cosine >= 0.995
+    assert 0.97 < once.norm() / original.norm() < 1.03
+    pair = dynamic_pair(1.07 * once, Contract.TE)[0]
+    again = quantize_rows(once.bfloat16(), pair, Contract.TE)
+    assert not torch.equal(again.scales, down.scales), "bytes tell one quantisation from two"
 
 
 def test_quality_against_the_unquantised_model(made: Made) -> None:
