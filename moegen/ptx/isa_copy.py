@@ -47,9 +47,16 @@ class Site:
         self.fault(Check(fault.kind), fault.what, fault.address)
 
 
+def check_running(cta: Cta, site: Site, what: str) -> None:
+    """Reports an operation that reaches a CTA after its exit: its shared memory may be another one's by then."""
+    if cta.warps and not cta.alive:
+        site.fault(Check.ASYNC_EXIT, f"{what} of CTA {cta.index}, which has exited")
+
+
 def deliver(cta: Cta, offset: int, amount: int, site: Site, ticket: Any) -> None:
     """complete_tx at a barrier of a CTA."""
     barrier: Mbarrier | None = cta.mbarriers.get(offset)
+    check_running(cta, site, "a copy completes in shared memory")
     if barrier is None:
         site.fault(Check.MBARRIER, f"a copy completes on an mbarrier that is not initialised (CTA {cta.index})", offset)
         return

@@ -8,7 +8,7 @@ from moegen.ptx.asyncs import Operation
 from moegen.ptx.descriptors import DescriptorError, SharedDescriptor, shared_descriptor
 from moegen.ptx.dtypes import ALL, LANES, Mask
 from moegen.ptx.emit import Emit, Lowered
-from moegen.ptx.isa_copy import Site
+from moegen.ptx.isa_copy import Site, check_running
 from moegen.ptx.isa_memory import raise_fault, store_shared
 from moegen.ptx.kernel import BLOCK
 from moegen.ptx.memory import MemoryFault, low_part
@@ -327,6 +327,7 @@ def _arrival(targets: list[Cta], offset: int, site: Site, ticket: Any) -> Any:
     def arrive() -> None:
         for cta in targets:
             barrier = cta.mbarriers.get(offset)
+            check_running(cta, site, "a commit arrives on an mbarrier")
             if barrier is None:
                 site.fault(Check.MBARRIER, f"a commit arrives on no mbarrier in CTA {cta.index}", offset)
                 return
