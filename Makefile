@@ -1,5 +1,6 @@
 # make demo   one NVFP4 checkpoint through generate, build, tune, run, explain
 # make test   lint, types, import rules and every test that needs no GPU
+# make proof  every pair of choices of the Blackwell gemms in the interpreter: minutes to an hour
 # Needs Python >= 3.10, make and a C++ compiler; everything else goes into a virtual environment of its own.
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test check clean need
+.PHONY: demo test check proof clean need
 
 demo: $(VENV)/.installed
 	$(BIN)/python docs/examples/demo.py
@@ -24,6 +25,9 @@ check: $(VENV)/.installed
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/moegen generate specs/quickstart.yaml --check
+
+proof: $(VENV)/.installed
+	PYTHONPATH=.:tests $(BIN)/python benchmarks/blackwell/prove.py benchmarks/blackwell/proof.json
 
 need:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \

@@ -2,9 +2,9 @@
 
     PYTHONPATH=.:tests python benchmarks/blackwell/prove.py benchmarks/blackwell/proof.json
 
-Each case is compiled without a GPU and run under six schedules, one of them with the race detector; every byte must equal
-the reference and be the same under all schedules, and nothing may be reported. Compiled and interpreted, not run on
-hardware.
+Each case is compiled without a GPU and run under six schedules, one of them with the race detector; every byte must
+equal the reference and be the same under all schedules, and nothing may be reported. Compiled and interpreted, not run
+on hardware.
 """
 
 import json

@@ -17,14 +17,17 @@ def verify(
 ) -> None:
     """Run every built pipeline: bit for bit on exact sums, within the float gates, and on stale memory.
 
+    A GPU target that this machine does not have is interpreted: its kernels' PTX runs on the CPU, with the race detector.
     The exit code is 1 when any of it fails.
     """
+    from moegen.cli.machines import INTERPRETED, runner_here
     from moegen.cli.packages import load_package
     from moegen.tune.rig import built_pipelines, open_book
     from moegen.tune.verify import verify_pipelines
 
     directory, manifest = load_package(package, generated)
-    book = open_book(directory, target)
+    runner, interpreted = runner_here(target)
+    book = open_book(directory, target, runner)
     found = []
     with progress("verify", len(built_pipelines(book))) as lane:
         for check in verify_pipelines(book):
@@ -43,6 +46,8 @@ def verify(
         for check in found
     ]
     _show(rows, f"{manifest.name} on {book.runner.facts.name}", as_json)
+    if interpreted and not as_json:
+        show_table(("", "what"), INTERPRETED, "compiled and interpreted, not run on hardware")
     if not all(check.passed for check in found):
         raise typer.Exit(1)
 

@@ -22,8 +22,8 @@ CHUNK = 32
 class Arguments:
     """Tensors of the chain; None where a kernel has none.
 
-    ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of tokens, codes or
-    sums, ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through
+    ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of tokens, codes
+    or sums, ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through
     ``row_slot [R]``, or through ``offsets [E + 1]`` and ``rows [E]``.
     """
 
