@@ -100,8 +100,9 @@ class Package:
 
 
 def manifest_text(package: Package) -> str:
-    """The manifest in a stable, reviewable form: one value a line, innermost lists on one line."""
-    text = json.dumps(json.loads(canonical_json(package)), indent=1, sort_keys=True) + "\n"
+    """The manifest and its digest in a stable, reviewable form: one value a line, innermost lists on one line."""
+    data = {"digest": package.digest, **json.loads(canonical_json(package))}
+    text = json.dumps(data, indent=1, sort_keys=True) + "\n"
     return _INNERMOST_LIST.sub(lambda found: re.sub(r"\n *", " ", found[0]).replace("[ ", "[").replace(" ]", "]"), text)
 
 
@@ -116,7 +117,7 @@ def read_manifest(directory: Path) -> Package:
     """Reads a package's manifest.
 
     Raises:
-        StoreError: the file is missing, damaged, or of another schema.
+        StoreError: the file is missing, damaged, edited, or of another schema.
     """
     path = directory / MANIFEST
     try:
@@ -125,11 +126,16 @@ def read_manifest(directory: Path) -> Package:
             raise StoreError(
                 f"manifest schema {data['schema']}, this moegen reads {SCHEMA}", str(path), "moegen generate SPEC"
             )
-        return package_from_json(data)
+        package = package_from_json(data)
+        if package.digest != data["digest"]:
+            raise StoreError("manifest does not match its own digest", str(path), "moegen generate SPEC")
+        return package
     except FileNotFoundError as error:
         raise StoreError("no manifest", str(path), "moegen generate SPEC") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"damaged manifest ({error})", str(path), "moegen generate SPEC") from error
+    except OSError as error:
+        raise StoreError(f"manifest cannot be read ({error.strerror})", str(path), "check the path") from error
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise StoreError(f"damaged manifest ({error!r})", str(path), "moegen generate SPEC") from error
 
 
 def package_from_json(data: dict[str, Any]) -> Package:

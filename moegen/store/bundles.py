@@ -71,5 +71,5 @@ def _read(path: Path, package: str, arch: str) -> dict[str, str] | None:
         return {str(variant): str(key) for variant, key in data["artifacts"].items()}
     except OSError:
         return None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise StoreError(f"damaged bundle ({error})", str(path), "delete it and run: moegen build") from error

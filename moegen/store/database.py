@@ -5,8 +5,8 @@ The file only ever gains records. Packs (``moegen.store.packs``) carry them betw
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
@@ -198,11 +198,23 @@ class TrialDatabase:
                     yield identity
 
     def _select(self, cls: type[R], clause: str, arguments: tuple[object, ...]) -> Iterator[R]:
-        columns = ", ".join(f"{cls.kind}.{item.name}" for item in fields(cls))
+        columns = ", ".join(f"{cls.kind}.{name}" for name in ("id", *(item.name for item in fields(cls))))
         with self._errors():
             rows = self._connection.execute(f"SELECT {columns} FROM {cls.kind} {clause}", arguments).fetchall()
-        for row in rows:
-            yield _record(cls, row)
+        for identity, *row in rows:
+            yield self._checked(cls, identity, row)
+
+    def _checked(self, cls: type[R], identity: str, row: Sequence[Any]) -> R:
+        """The record of a row; an id is the digest of its record's content, so a damaged row shows."""
+        with suppress(StoreError, TypeError, ValueError):
+            record = _record(cls, row)
+            if record.id == identity:
+                return record
+        raise StoreError(
+            f"{cls.kind} record {str(identity)[:16]}… is damaged",
+            str(self.path),
+            "move the file away, and import the packs that were exported from it: moegen db import",
+        )
 
     def _migrate(self) -> None:
         if self._version() == VERSION:
@@ -235,7 +247,7 @@ class TrialDatabase:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # sqlite3 decodes the messages of a damaged file
             raise StoreError(
                 f"database: {error}", str(self.path), "set MOEGEN_HOME to a writable local folder"
             ) from error
@@ -253,7 +265,7 @@ def _row(record: Record) -> dict[str, object]:
     return row
 
 
-def _record(cls: type[R], row: tuple[Any, ...]) -> R:
+def _record(cls: type[R], row: Sequence[Any]) -> R:
     values = dict(zip((item.name for item in fields(cls)), row, strict=True))
     if "artifacts" in values:
         values["artifacts"] = tuple(json.loads(values["artifacts"]))

@@ -74,10 +74,10 @@ def parse_manifest(data: bytes) -> EntryManifest:
             files={name: FileRecord(**record) for name, record in inner["files"].items()},
             meta=inner["meta"],
         )
-        claimed = outer["digest"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found, claimed = digest(manifest, _DOMAIN), outer["digest"]
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Damaged(f"{MANIFEST}: unreadable ({error})") from error
-    if digest(manifest, _DOMAIN) != claimed:
+    if found != claimed:
         raise Damaged(f"{MANIFEST}: does not match its own digest")
     return manifest
 

@@ -44,7 +44,7 @@ def read_pack(path: Path) -> list[Record]:
             continue
         try:
             records.append(record_from_json(json.loads(line)))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise StoreError(f"not a JSON object ({error})", f"{path}:{number}", "restore the pack") from error
         except StoreError as error:
             raise StoreError(error.what, f"{path}:{number}", "restore the pack from its source") from error

@@ -125,13 +125,13 @@ def load(path: Path) -> Table:
         if body["schema"] != SCHEMA:
             raise TableError(f"table schema {body['schema']}, this moegen reads {SCHEMA}", str(path), _REFREEZE)
         table = _from_json(body)
-        claimed = outer["digest"]
+        found, claimed = table.digest, outer["digest"]
     except OSError as error:
         raise TableError(f"cannot be read: {error.strerror}", str(path), _REFREEZE) from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise TableError(f"damaged table ({error})", str(path), _REFREEZE) from error
-    if table.digest != claimed:
-        what = f"content has digest {table.digest[:16]}…, the header says {str(claimed)[:16]}…"
+    if found != claimed:
+        what = f"content has digest {found[:16]}…, the header says {str(claimed)[:16]}…"
         raise TableError(what, str(path), "restore the file; tables are not edited by hand")
     _check(table, str(path))
     return table

@@ -117,7 +117,10 @@ def test_manifest_round_trips_and_keeps_its_digest(tmp_path: Path) -> None:
         again.pipeline(enums.Target.CPU, "none")
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "schema", "field"])
+@pytest.mark.parametrize(
+    "damage",
+    ["missing", "folder", "truncated", "schema", "field", "not an object", "too deep", "edited", "NaN", "huge"],
+)
 def test_a_damaged_manifest_names_the_file_and_the_remedy(tmp_path: Path, damage: str) -> None:
     path = write_manifest(package(), tmp_path)
     data = json.loads(path.read_text())
@@ -127,10 +130,20 @@ def test_a_damaged_manifest_names_the_file_and_the_remedy(tmp_path: Path, damage
         path.write_text(path.read_text()[:-30])
     elif damage == "schema":
         path.write_text(json.dumps(data | {"schema": 99}))
+    elif damage == "folder":
+        path.unlink()
+        path.mkdir()
+    elif damage == "not an object":
+        path.write_text("[1]")
+    elif damage == "too deep":
+        path.write_text("[" * 100_000)
+    elif damage in ("edited", "NaN", "huge"):
+        value = {"edited": 1.25, "NaN": float("nan"), "huge": 10**30}[damage]
+        path.write_text(json.dumps(data | {"layer": data["layer"] | {"limit": value}}))
     else:
         del data["targets"]["cpu"]["default"]
         path.write_text(json.dumps(data))
     with pytest.raises(StoreError) as caught:
         read_manifest(tmp_path)
     assert str(path) in str(caught.value)
-    assert "moegen generate" in caught.value.fix
+    assert "moegen generate" in caught.value.fix or damage == "folder"

@@ -202,20 +202,32 @@ def test_missing_pack_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", range(1, VERSION))
 def test_older_database_is_migrated_with_its_records(version: int, tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
+    path, policy = tmp_path / "old.db", Policy(timer="t", cache="cold", parameters={})
     with sqlite3.connect(path) as connection:
         for script in MIGRATIONS[:version]:
             connection.executescript(script)
         connection.execute(f"PRAGMA user_version = {version}")
-        connection.execute("INSERT INTO policy VALUES (?, 't', 'cold', '{}')", ("0" * 64,))
+        connection.execute("INSERT INTO policy VALUES (?, 't', 'cold', '{}')", (policy.id,))
     with TrialDatabase(path) as database:
-        assert database.all(Policy) == [Policy(timer="t", cache="cold", parameters={})]
+        assert database.all(Policy) == [policy]
         database.add([*CONTEXT, TRIAL])
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
         assert connection.execute("SELECT name, routing, variant, median_us FROM result").fetchall() == [
             ("tiny", "uniform", "pipe-a", 12.25)
         ]
+
+
+@pytest.mark.parametrize("change", ["median_us = median_us / 2", "note = 'x'", "artifacts = 'no json'", "status = 'x'"])
+def test_a_row_that_is_not_what_was_added_is_refused(change: str, tmp_path: Path) -> None:
+    """A wrong time would otherwise choose a winner."""
+    path = tmp_path / "trials.db"
+    with TrialDatabase(path) as database:
+        database.add([*CONTEXT, TRIAL])
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE trial SET {change}")
+    with TrialDatabase(path) as database, pytest.raises(StoreError, match=f"{TRIAL.id[:16]}… is damaged"):
+        database.results()
 
 
 def test_newer_database_is_refused(tmp_path: Path) -> None:
