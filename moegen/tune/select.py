@@ -36,8 +36,9 @@ class Reason(str, Enum):
 class Race:
     """What one session found at one point about the pipelines of one numerics class.
 
-    ``finals``: trials that ran all rounds and are fit to win; ``timed``: every pipeline with a sound timing of any
-    stage, for interpolation; ``default``: the default's final trial, None when it failed.
+    ``finals``: trials that ran all rounds and are fit to win; ``timed``: every pipeline with a sound timing that a
+    table may interpolate from; ``known``: every pipeline with any timing, noisy ones too, which a person may pin;
+    ``default``: the default's final trial, None when it failed.
     """
 
     tokens: int
@@ -45,6 +46,7 @@ class Race:
     session: Session
     finals: Mapping[str, Trial]
     timed: Mapping[str, Trial]
+    known: Mapping[str, Trial]
     default: Trial | None
 
     @property
@@ -117,7 +119,7 @@ def choose(
 ) -> list[Choice]:
     """Winners of one numerics class, ordered by (tokens, routing). A point without any valid candidate has no entry.
 
-    Arguments as for :func:`races`; ``pins`` override the winner where the pinned pipeline has a sound timing.
+    Arguments as for :func:`races`; ``pins`` override the winner where the pinned pipeline was timed at all.
     """
     results = list(results)
     found = races(results, default, numerics)
@@ -154,7 +156,8 @@ def _choose(
             winner, reason = (rival, Reason.CONFIRMED) if confirmed else (default, Reason.WITHIN_MARGIN)
     timed = dict(race.timed)
     for pin in pins:
-        if pin.tokens in (0, race.tokens) and pin.routing in ("", race.routing) and pin.pipeline in timed:
+        if pin.tokens in (0, race.tokens) and pin.routing in ("", race.routing) and pin.pipeline in race.known:
+            timed.setdefault(pin.pipeline, race.known[pin.pipeline])
             winner, reason = pin.pipeline, Reason.PINNED
     if winner not in timed:
         return None
@@ -172,6 +175,7 @@ def _choose(
 def _race(point: Point, session: Session, group: list[Result], default: str) -> Race | None:
     finals: dict[str, Trial] = {}
     timed: dict[str, Trial] = {}
+    known: dict[str, Trial] = {}
     default_trial, default_seen = None, False
     for result in sorted(group, key=lambda result: result.trial.id):
         trial, stage = result.trial, _stage(result)
@@ -180,6 +184,8 @@ def _race(point: Point, session: Session, group: list[Result], default: str) -> 
             failed = trial.median_us is None
             default_seen |= final or failed
             default_trial = None if failed else trial if final else default_trial
+        if trial.median_us is not None:
+            known[trial.variant] = trial
         if trial.status is TrialStatus.OK and stage in _TRUSTED:
             timed[trial.variant] = trial if final or trial.variant not in timed else timed[trial.variant]
             if final:
@@ -188,7 +194,15 @@ def _race(point: Point, session: Session, group: list[Result], default: str) -> 
         timed.setdefault(default, default_trial)
     if not default_seen:
         return None
-    return Race(tokens=point[0], routing=point[1], session=session, finals=finals, timed=timed, default=default_trial)
+    return Race(
+        tokens=point[0],
+        routing=point[1],
+        session=session,
+        finals=finals,
+        timed=timed,
+        known=known,
+        default=default_trial,
+    )
 
 
 def _tied(finals: Mapping[str, Trial], band: float) -> set[str]:

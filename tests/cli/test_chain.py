@@ -133,7 +133,7 @@ def test_the_report_is_one_self_contained_page(chain: Chain, tmp_path: Path) -> 
     found = chain.json("report", chain.package, "-o", page)
     text = page.read_text()
     assert found["points"] == 2
-    assert text.count("<svg") >= 4
+    assert text.count("<svg") >= 3
     assert "<script" not in text
     assert "href=" not in text.replace("xlink:href=", "")
     for heading in ("Latency and winners", "Accuracy", "Builds", "Decision sources", "Environment and policy"):

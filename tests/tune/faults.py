@@ -79,7 +79,7 @@ def points_written_piecemeal() -> AbstractContextManager[Any]:
             return found
         finals = {result.trial.variant: result.trial for result in group if result.trial.median_us is not None}
         return select.Race(
-            tokens=point[0], routing=point[1], session=session, finals=finals, timed=finals, default=None
+            tokens=point[0], routing=point[1], session=session, finals=finals, timed=finals, known=finals, default=None
         )
 
     return mock.patch("moegen.tune.select._race", race)

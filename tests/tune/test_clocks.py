@@ -16,16 +16,16 @@ def test_what_runs_before_a_call_is_not_timed() -> None:
 
     def before() -> None:
         order.append("before")
-        time.sleep(0.02)
+        time.sleep(0.1)
 
     samples = WallClock().time("key", lambda: order.append("call"), 3, before)
     assert order == ["before", "call"] * 3
-    assert all(0 < sample < 20_000 for sample in samples)
+    assert 0 < min(samples) < 100_000
 
 
 def test_a_call_is_timed_in_microseconds() -> None:
     (sample,) = WallClock().time("key", lambda: time.sleep(0.01), 1, lambda: None)
-    assert 10_000 <= sample < 1_000_000
+    assert 10_000 <= sample < 60_000_000
 
 
 def test_cold_flush_writes_three_times_the_cache_and_hot_nothing() -> None:
@@ -49,7 +49,14 @@ def test_cuda_clocks_see_work_grow(timer: Timer) -> None:
     clock, flush = make_clock(timer), make_flush(Cache.COLD, 1 << 20, device)
     small, large = torch.randn(256, 256, device=device), torch.randn(8192, 8192, device=device)
     out_small, out_large = torch.empty_like(small), torch.empty_like(large)
-    fast = clock.time("small", lambda: torch.mm(small, small, out=out_small), 5, flush)
-    slow = clock.time("large", lambda: torch.mm(large, large, out=out_large), 5, flush)
+
+    def multiply_small() -> None:
+        torch.mm(small, small, out=out_small)
+
+    def multiply_large() -> None:
+        torch.mm(large, large, out=out_large)
+
+    fast = clock.time("small", multiply_small, 5, flush)
+    slow = clock.time("large", multiply_large, 5, flush)
     assert sorted(slow)[2] > 10 * sorted(fast)[2] > 0
     clock.forget()

@@ -137,6 +137,14 @@ def test_pins_override_where_they_apply(tokens: int, routing: str, pipeline: str
     assert only([result("default", 100.0), result("b", 500.0)], pin=pin).winner == winner
 
 
+def test_a_pin_holds_where_its_timing_was_noisy_and_not_where_it_failed() -> None:
+    pin = Pin(package="p", target="cpu", pipeline="b", reason="incident")
+    noisy = [result("default", 100.0), result("b", 90.0, status=TrialStatus.NOISY)]
+    assert (only(noisy, pin=pin).winner, only(noisy, pin=pin).reason) == ("b", Reason.PINNED)
+    assert only(noisy).winner == "default"
+    assert only([result("default", 100.0), result("b", None)], pin=pin).winner == "default"
+
+
 @given(
     finals=st.dictionaries(NAMES, TIMES, min_size=1),
     duels=st.dictionaries(NAMES, st.tuples(TIMES, TIMES)),

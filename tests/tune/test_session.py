@@ -22,7 +22,7 @@ from moegen.tune.worker import Worker
 from tests.tune.packages import fake_package, fake_pipeline, simple_package
 
 POLICY = measure_policy(Target.CPU, Effort.QUICK)
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0
 Tune = Callable[..., SessionReport]
 
 
