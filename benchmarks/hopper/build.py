@@ -1,4 +1,4 @@
-"""Builds every kernel of the benchmark into a folder: `python -m benchmarks.hopper.build FOLDER [shape ...]`. No GPU needed."""
+"""Builds every kernel of the benchmark, without a GPU: `python -m benchmarks.hopper.build FOLDER [shape ...]`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def build(folder: Path, variants: dict[str, Variant], parallel: int) -> int:
         target.mkdir(exist_ok=True)
         source = target / "source.cu"
         source.write_text(render(variant, CATALOG).text)
-        jobs.append(CompileJob(name=name, source=source, symbol=variant.op.kind.value, include=(data_root("templates"),)))
+        jobs.append(
+            CompileJob(name=name, source=source, symbol=variant.op.kind.value, include=(data_root("templates"),))
+        )
     failures = 0
 
     def done(job: CompileJob, outcome: Outcome) -> None:

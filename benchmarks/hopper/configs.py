@@ -16,7 +16,6 @@ Schedule = tuple[str, int, int, int]
 """Ladder, consumer warpgroups, m64 tiles of each, blocks a multiprocessor: the fields of the sm_90a ladder family."""
 
 
-
 def _one(ladder: str, warpgroups: int = 4, tiles: int = 1, blocks: int = 1) -> Schedule:
     return (ladder, warpgroups, tiles, blocks)
 
@@ -46,9 +45,9 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
     "qwen3": {
         1: (FINE, HALF),
         8: (FINE, WHOLE),
-        32: (WHOLE, _one("n16")),
-        128: (_one("n16"), _one("n16_64")),
-        512: (_one("n40_64"), _one("n40"), _one("n56")),
+        32: (WHOLE, HALF, _one("n16", 2, 1, 2)),
+        128: (_one("n16"), _one("n16_64"), _one("n16", 2, 1, 2), _one("n24", 2, 1, 2)),
+        512: (_one("n40_64"), _one("n40", 2, 1, 2), _one("n40_64", 2, 1, 2), _one("n48", 2, 1, 2)),
         2048: (AROUND_128, _one("n128_160"), COARSE),
         8192: (_one("n176_184_192_232_240_248_256"), _one("n192_256"), COARSE),
     },
@@ -90,7 +89,9 @@ MODES: dict[str, tuple[bool, Epilogue]] = {
 
 def mode_ladder(tokens: int) -> Schedule:
     """One ladder that every mode can use: token producers of W4A4 stop at 128."""
-    return ("n8_16", 4, 1, 1) if tokens <= 32 else ("n8_16_32_64", 4, 1, 1) if tokens <= 512 else ("n64_96_128", 4, 1, 1)
+    return (
+        ("n8_16", 4, 1, 1) if tokens <= 32 else ("n8_16_32_64", 4, 1, 1) if tokens <= 512 else ("n64_96_128", 4, 1, 1)
+    )
 
 
 def mode_configs(shape: str, tokens: int) -> dict[str, Config]:

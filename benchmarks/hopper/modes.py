@@ -1,6 +1,6 @@
 """The epilogue modes against each other, and W4A4 against W4A16, at equal ladders.
 
-    python -m benchmarks.hopper.modes --kernels FOLDER --out modes.json [--shapes a,b] [--tokens 1,8]
+python -m benchmarks.hopper.modes --kernels FOLDER --out modes.json [--shapes a,b] [--tokens 1,8]
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.hopper.configs import MODE_TOKENS, SHAPES, mode_configs
+from benchmarks.hopper.common import capture, interleaved, make_cell, make_weights
+from benchmarks.hopper.configs import MODE_TOKENS, mode_configs
 from benchmarks.hopper.ours import Kernels
-from benchmarks.hopper.run import Ours, capture, common, interleaved, make_cell
+from benchmarks.hopper.run import Ours
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -28,11 +30,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     kernels = Kernels(options.kernels)
     for shape in options.shapes.split(","):
-        geometry = SHAPES[shape]
-        weights = [
-            common.Nvfp4(geometry.experts, 2 * geometry.intermediate, geometry.hidden, 1),
-            common.Nvfp4(geometry.experts, geometry.hidden, geometry.intermediate, 2),
-        ]
+        weights = make_weights(shape)
         ours = Ours(shape, kernels, weights)
         for tokens in map(int, options.tokens.split(",")):
             cell = make_cell(shape, tokens, "uniform")

@@ -1,4 +1,4 @@
-"""moegen's own layer as one more adapter beside the peers: weights packed once, one set of buffers, ops called one by one."""
+"""moegen's layer beside the peers: weights packed once, one set of buffers, ops called one by one."""
 
 from __future__ import annotations
 
@@ -126,7 +126,9 @@ class Kernels:
 class Bank:
     """Packed weights of a layer: gate and up rows fused as [gate; up], codes and linear scales, one alpha an expert."""
 
-    def __init__(self, geometry: Geometry, w1: tuple[Tensor, Tensor, Tensor], w2: tuple[Tensor, Tensor, Tensor]) -> None:
+    def __init__(
+        self, geometry: Geometry, w1: tuple[Tensor, Tensor, Tensor], w2: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
         pack, half = weight_pack("sm90_m64k128"), geometry.intermediate
         codes, scales, alpha = w1
         halves = tuple(
@@ -151,9 +153,7 @@ class Layer:
     def __init__(self, geometry: Geometry, bank: Bank, kernels: Kernels, config: Config, tokens: int) -> None:
         variants = pipeline(geometry, config)
         names = [variant.op.kind.value for variant in variants]
-        self.order = tuple(
-            f"{name}{2 if index != names.index(name) else ''}" for index, name in enumerate(names)
-        )
+        self.order = tuple(f"{name}{2 if index != names.index(name) else ''}" for index, name in enumerate(names))
         self.steps = dict(zip(self.order, ((variant, kernels.get(variant)) for variant in variants), strict=True))
         self.dims = Dims(
             tokens=tokens,

@@ -1,11 +1,11 @@
 """Times moegen's layer and the peers in one process, interleaved with equal windows.
 
-    python -m benchmarks.hopper.run --kernels FOLDER --out results.json [--shapes a,b] [--tokens 1,8] [--routings uniform,zipf]
-        [--peers humming_idx,humming_grp,marlin] [--sustained 2048,8192] [--deadline SECONDS]
+    python -m benchmarks.hopper.run --kernels FOLDER --out results.json [--shapes a,b] [--tokens 1,8]
+        [--routings uniform,zipf] [--peers humming_idx,humming_grp,marlin] [--sustained 2048,8192]
 
 For each cell moegen's candidate ladders are swept first, stage by stage; the best of each stage make one pipeline. Then
-that pipeline and every peer are replayed in turn, round after round, from CUDA graphs that cycle through several routings so
-that L2 never holds the weights. `benchmarks/hopper/report.py` turns the result into tables and plots.
+that pipeline and every peer are replayed in turn, round after round, from CUDA graphs that cycle through several
+routings so that L2 never holds the weights. ``benchmarks/hopper/report.py`` turns the result into tables and plots.
 """
 
 from __future__ import annotations
@@ -15,86 +15,44 @@ import gc
 import json
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parent / "peers"))
-import common
-from peers import ALL, Peer
-from run import reference
-
+from benchmarks.hopper.common import (
+    Cell,
+    Nvfp4,
+    bench,
+    capture,
+    ceilings,
+    floors,
+    interleaved,
+    make_cell,
+    make_weights,
+    reference,
+    relative_error,
+)
 from benchmarks.hopper.configs import FAST_FROM, SHAPES, configs
 from benchmarks.hopper.ours import Bank, Config, Kernels, Layer
+from benchmarks.hopper.peers.adapters import ALL, Peer, release
 
 STAGES = {"route": ("route", "gather"), "l1": ("gemm1",), "l2": ("gemm2",), "sum": ("combine",)}
-Call = Callable[[], None]
+Call = Callable[[], Any]
+Weights = tuple[Nvfp4, Nvfp4]
 ROUNDS = 9
+BURST_S = 0.004
 SUSTAINED_S = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """One batch: several routings and inputs in turn."""
-
-    shape: str
-    tokens: int
-    kind: str
-    routings: list[tuple[Tensor, Tensor]]
-    inputs: list[Tensor]
-
-
-def capture(calls: list[Call]) -> torch.cuda.CUDAGraph:
-    """Warms up and captures all calls in one graph."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    torch.cuda.synchronize()
-    return graph
-
-
-def interleaved(graphs: dict[str, torch.cuda.CUDAGraph], calls: int, rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Microseconds of one call, per round and contender. Each turn replays for about ``seconds`` (at least once), the first
-    replay untimed; every round starts with another contender."""
-    names = list(graphs)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            graph = graphs[name]
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            graph.replay()
-            torch.cuda.synchronize()
-            start.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            one_ms = max(start.elapsed_time(end), 1e-3)
-            repeats = max(1, int(1e3 * seconds / one_ms))
-            if repeats > 1:
-                start.record()
-                for _ in range(repeats):
-                    graph.replay()
-                end.record()
-                torch.cuda.synchronize()
-                one_ms = start.elapsed_time(end) / repeats
-            times[name].append(1e3 * one_ms / calls)
-    return times
 
 
 class Ours:
     """moegen's layer over one shape's weights."""
 
-    def __init__(self, shape: str, kernels: Kernels, weights: list[Any]) -> None:
+    def __init__(self, shape: str, kernels: Kernels, weights: Weights) -> None:
         self.shape, self.kernels, self.geometry = shape, kernels, SHAPES[shape]
         first, second = weights
         self.bank = Bank(
@@ -118,8 +76,8 @@ class Ours:
         layer.block(every[0])()
         found: dict[str, float] = {}
         for step in layer.order:
-            found[step] = common.bench([layer.call(step, given) for given in every], 8.0, 5, 30)
-        found["moe"] = common.bench([layer.block(given) for given in every], 12.0, 5, 30)
+            found[step] = bench([layer.call(step, given) for given in every], 8.0, 5, 30)
+        found["moe"] = bench([layer.block(given) for given in every], 12.0, 5, 30)
         return found
 
     def choose(self, cell: Cell, fast: bool) -> tuple[Config, dict[str, dict[str, float]]]:
@@ -142,28 +100,13 @@ class Ours:
         swept["mixed"] = times
         return (mixed if times["moe"] < best[0] else best[1]), swept
 
-    def check(self, cell: Cell, config: Config, weights: list[Any]) -> tuple[float, bool]:
+    def check(self, cell: Cell, config: Config, weights: Weights) -> tuple[float, bool]:
         """Relative error of a few tokens against fp32, output poisoned first; and whether all is finite."""
         outputs = [torch.full_like(x, float("nan")) for x in cell.inputs]
         self.layer(cell, config).block(self.given(cell, outputs, 0))()
         torch.cuda.synchronize()
         part = slice(0, min(4, cell.tokens))
-        ids, router = cell.routings[0]
-        exact = reference(
-            lambda layer, e: weights[layer].dequant(e), cell.shape, ids[part], router[part], cell.inputs[0][part]
-        )
-        return common.rel_err(outputs[0][part], exact), bool(torch.isfinite(outputs[0]).all())
-
-
-def make_cell(shape: str, tokens: int, kind: str) -> Cell:
-    geometry = SHAPES[shape]
-    count = common.ROTATE[tokens]
-    routings = common.make_routing(geometry.experts, geometry.top_k, tokens, count, kind)
-    source = torch.Generator(device="cuda").manual_seed(tokens)
-    inputs = [
-        torch.randn((tokens, geometry.hidden), device="cuda", generator=source).to(torch.bfloat16) for _ in range(count)
-    ]
-    return Cell(shape=shape, tokens=tokens, kind=kind, routings=routings, inputs=inputs)
+        return relative_error(outputs[0][part], reference(weights, cell, part)), bool(torch.isfinite(outputs[0]).all())
 
 
 def sm_clock_mhz() -> float:
@@ -172,7 +115,7 @@ def sm_clock_mhz() -> float:
     return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: list[Any], ceilings: Any, sustained: bool) -> Any:
+def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: Weights, found: Any, sustained: bool) -> Any:
     """Sweeps, checks and times one cell."""
     configs_by_class: dict[str, Config] = {}
     sweeps: dict[str, Any] = {}
@@ -184,6 +127,7 @@ def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: list[Any],
     moe: dict[str, list[Call]] = {}
     stages: dict[str, dict[str, list[Call]]] = {}
     keep: list[Any] = []
+    workspace = 0
     for name, config in configs_by_class.items():
         layer = ours.layer(cell, config)
         outputs = [torch.empty_like(x) for x in cell.inputs]
@@ -198,12 +142,12 @@ def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: list[Any],
             }
             workspace = layer.workspace_bytes
     for name, peer in peers.items():
-        made, outputs = peer.make(cell.tokens, cell.routings, cell.inputs)
+        made, outputs = peer.make(cell)
         moe[name] = made["moe"]
         stages[name] = {stage: made[stage] for stage in ("route", "l1", "act", "l2", "sum") if stage in made}
         keep.append(outputs)
     count = len(cell.routings)
-    times = interleaved({name: capture(calls) for name, calls in moe.items()}, count, ROUNDS, 0.004)
+    times = interleaved({name: capture(calls) for name, calls in moe.items()}, count, ROUNDS, BURST_S)
     row: dict[str, Any] = {
         "shape": cell.shape,
         "tokens": cell.tokens,
@@ -211,10 +155,10 @@ def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: list[Any],
         "burst_us": {name: statistics.median(values) for name, values in times.items()},
         "burst_rounds": times,
         "stages_us": {
-            name: {s: common.bench(calls, 8.0, 5, 30) * (len(calls) / count) for s, calls in made.items() if calls}
+            name: {s: bench(calls, 8.0, 5, 30) * (len(calls) / count) for s, calls in made.items() if calls}
             for name, made in stages.items()
         },
-        "floor": common.floor_us(cell.shape, cell.tokens, cell.routings, ceilings),
+        "floor": floors(cell, found),
         "configs": {name: vars(config) for name, config in configs_by_class.items()},
         "sweeps": sweeps,
         "checks": checks,
@@ -268,7 +212,7 @@ def main() -> None:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "ceilings": common.ceilings(),
+        "ceilings": ceilings(),
         "rows": [],
         "errors": [],
         "pack_overhead": {},
@@ -276,18 +220,14 @@ def main() -> None:
     print("ceilings", json.dumps(result["ceilings"]), flush=True)
     kernels = Kernels(options.kernels)
     for shape in options.shapes.split(","):
-        geometry = SHAPES[shape]
-        half, hidden, experts = geometry.intermediate, geometry.hidden, geometry.experts
-        weights = [common.Nvfp4(experts, 2 * half, hidden, 1), common.Nvfp4(experts, hidden, half, 2)]
+        weights = make_weights(shape)
         ours = Ours(shape, kernels, weights)
         result["pack_overhead"][shape] = ours.overhead
         peers: dict[str, Peer] = {}
         for key in filter(None, options.peers.split(",")):
             try:
                 peer = ALL[key]()
-                peer.setup(shape, weights, None)
-                if hasattr(peer, "precompile"):
-                    peer.precompile(tokens)
+                peer.setup(shape, weights)
                 peers[key] = peer
             except Exception as error:  # a missing or failing peer is recorded, never hidden
                 result["errors"].append([shape, key, "setup", repr(error)[:600]])
@@ -308,11 +248,8 @@ def main() -> None:
                 options.out.write_text(json.dumps(result, default=str))
                 gc.collect()
                 torch.cuda.empty_cache()
-        for peer in peers.values():
-            peer.free()
         del ours, weights, peers
-        gc.collect()
-        torch.cuda.empty_cache()
+        release()
     options.out.write_text(json.dumps(result, default=str))
     print("errors", json.dumps(result["errors"])[:3000])
 

@@ -57,7 +57,7 @@ def check_op(kernel: Kernel, variant: Variant, case: HopperCase, given: Buffers,
     assert written.keys() == expected.keys()
     for argument in entry_arguments(op, Target.SM_90A, CATALOG.scratch(op, variant.schedule)):
         name = argument.name
-        if name == "y_acc":  # atomic adds: any order
+        if name == "y_acc" and name in written:  # atomic adds: any order
             assert torch.allclose(written[name], expected[name], rtol=1e-5, atol=1e-4), name
         elif name in written:
             _check_buffer(name, written[name], expected[name], _defined(argument, variant, given, written[name]), byte)
@@ -77,10 +77,9 @@ def _check_buffer(name: str, written: Tensor, expected: Tensor, rows: Tensor, by
         found, wanted = (t[rows].contiguous().view(torch.uint8).flatten(1) for t in (written, expected))
         wrong = (found != wanted).nonzero()
         row, column = wrong[0].tolist()
-        raise AssertionError(
-            f"{name}: {len(wrong)} of {found.numel()} bytes wrong, first in row {int(rows[row])} of {len(rows)} at byte {column}:"
-            f" {int(found[row, column]):#x}, not {int(wanted[row, column]):#x}; rows {sorted(set(wrong[:, 0].tolist()))[:20]}"
-        )
+        place = f"first in row {int(rows[row])} of {len(rows)} at byte {column}"
+        values = f"{int(found[row, column]):#x}, not {int(wanted[row, column]):#x}"
+        raise AssertionError(f"{name}: {len(wrong)} of {found.numel()} bytes wrong, {place}: {values}")
     untouched = torch.ones(len(written), dtype=torch.bool)
     untouched[rows] = False
     assert (written[untouched].view(torch.uint8) == byte).all(), f"{name}: wrote rows that it must not define"

@@ -48,10 +48,10 @@ class Workshop:
             self._kernels[variant.name] = load_entry(self._folders[variant.name], variant.op.kind.value)
         return self._kernels[variant.name]
 
-    def cubin(self, variant: Variant) -> Path:
-        """The device code of a compiled variant."""
+    def ptx(self, variant: Variant) -> str:
+        """The PTX of a compiled variant."""
         self.prepare([variant])
-        return self._folders[variant.name] / "kernel.cubin"
+        return (self._folders[variant.name] / "kernel.ptx").read_text()
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Compiles what is missing, side by side; every compile must succeed, without spills."""

@@ -1,8 +1,9 @@
 """Schedules of the sm_90a target: NVFP4 weights decoded into the registers of RS wgmma, tokens in shared memory.
 
 A gemm is a ladder of kernels, one per token-tile width, chained by dependent launches (two wgmma widths in one kernel
-serialise). An expert's rows take the narrowest kernel that holds an even share of them, so weights are decoded once as long
-as the widest kernel holds all rows of an expert. ``templates/sm_90a/device/gemm_plan.h`` has the same numbers for the kernels.
+serialise). An expert's rows take the narrowest kernel that holds an even share of them, so weights are decoded once as
+long as the widest kernel holds all rows of an expert. ``templates/sm_90a/device/gemm_plan.h`` has the same numbers for
+the kernels.
 """
 
 from collections.abc import Mapping
@@ -89,10 +90,10 @@ _WIDTH_LIMITS: Mapping[Epilogue | None, tuple[int, int]] = {
     Epilogue.INTERLEAVED: (64, 64),
     Epilogue.FUSED_FP4: (16, 16),
 }
-"""Widest tile of the plain form and of the form with four warpgroups and setmaxnreg, by what the epilogue keeps alive."""
+"""Widest tile of the plain form and of four warpgroups with setmaxnreg, by what the epilogue keeps alive."""
 STAGED_PLAIN_WIDTH = 32
 """The plain form's limit where a producer decodes tokens: wider tiles need two warpgroups of producers."""
-GATHER_WIDTHS = 64
+GATHER_WIDTHS = 32
 """A gemm1 that gathers its own rows loads them through registers: beyond this width a gather op is the better way."""
 DECODE_WIDTHS = 128
 """Codes of a W4A4 token tile pass through registers too, at a third of the width in registers."""
@@ -122,7 +123,7 @@ TILE_US = 1.2
 
 
 def widths(schedule: Schedule) -> tuple[int, ...]:
-    """Token-tile widths of a ladder; raises SpecError when the text is not ``n`` and rising multiples of 8 up to 256."""
+    """Token-tile widths of a ladder; raises SpecError unless the text is ``n`` and rising multiples of 8 up to 256."""
     text = str(schedule["ladder"])
     parts = text.removeprefix("n").split("_")
     found = tuple(int(part) for part in parts) if text.startswith("n") and all(map(str.isdigit, parts)) else ()

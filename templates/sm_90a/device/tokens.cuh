@@ -188,8 +188,8 @@ struct StagedTokens {
     using P = Plan<C>;
     constexpr int kPairs = C::kProducerThreads / 64;  // a pair of warps serves both chunks of every kPairs-th group
     constexpr int kGroupsPerWarp = (C::kWidth / kGroupRows + kPairs - 1) / kPairs;
-    constexpr int kBudget = (C::kProducerRegisters > 0 ? 12 : 32) / (Source::kRegisters * kGroupsPerWarp);
-    constexpr int kDepth = kBudget > 4 ? 4 : kBudget < 1 ? 1 : kBudget;
+    constexpr int kBudget = 32 / (Source::kRegisters * kGroupsPerWarp);
+    constexpr int kDepth = C::kProducerRegisters > 0 || kBudget < 1 ? 1 : kBudget > 4 ? 4 : kBudget;
     const int lane = threadIdx.x % 32, warp = (threadIdx.x - P::kConsumers) / 32;
     const int chunk = warp % 2, first_group = warp / 2, r = lane / 4, q = lane % 4;
     const bool leader = warp == 0 && lane == 0;

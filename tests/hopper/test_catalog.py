@@ -1,0 +1,119 @@
+"""What the sm_90a catalog offers and refuses, with the numbers behind each refusal."""
+
+from dataclasses import replace
+
+import pytest
+from hopper.cases import HopperCase
+from hopper.workshop import ladder_variant
+
+from moegen.codegen.catalogs.sm90 import CATALOG, LADDER, ROUTE, expert_bytes, shared_bytes, warpgroups_of, widths
+from moegen.codegen.load import expected_load
+from moegen.codegen.registry import parse_variant
+from moegen.core.devices import H200
+from moegen.core.enums import Epilogue, OpKind, TokenDtype
+from moegen.core.errors import SpecError
+from moegen.core.ops import OpSpec
+
+CASE = HopperCase(hidden=2880, intermediate=704, experts=60, top_k=4, w4a4=False, fused_gather=False)
+
+
+def gemm(kind: OpKind = OpKind.GEMM1, case: HopperCase = CASE) -> OpSpec:
+    return case.ops()[kind]
+
+
+def verdict(op: OpSpec, ladder: str, warpgroups: int = 4, tiles: int = 1, blocks: int = 1) -> str:
+    schedule = LADDER.make(ladder=ladder, warpgroups=warpgroups, tiles=tiles, blocks=blocks)
+    return CATALOG.verdict(op, schedule, H200).predicate
+
+
+def test_names_parse_back() -> None:
+    variant = ladder_variant(gemm(), "n8_16_64")
+    assert parse_variant(variant.name) == variant
+
+
+@pytest.mark.parametrize("text", ["n", "n16_8", "n8_8", "n12", "n264", "n8_x"])
+def test_malformed_ladders_are_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="rising multiples of 8"):
+        widths(LADDER.make(ladder=text, warpgroups=4, tiles=1, blocks=1))
+
+
+def test_fp16_tokens_are_refused() -> None:
+    assert verdict(replace(gemm(), dtype=TokenDtype.FP16), "n8") == "dtype"
+
+
+def test_other_packs_rows_and_tiles_are_refused() -> None:
+    op = gemm()
+    assert verdict(op, "n8") == ""
+    assert verdict(replace(op, weight_pack="rows8"), "n8") == "weight_pack"
+    assert verdict(replace(op, rows_layout=""), "n8") == "rows_layout"
+    assert verdict(replace(op, row_tile=16), "n8") == "row_tile"
+
+
+def test_registers_bound_the_plain_form() -> None:
+    assert verdict(gemm(), "n64", warpgroups=4) == ""
+    assert verdict(gemm(), "n64", warpgroups=5) == "registers"
+
+
+def test_shared_memory_counts_everything_beside_the_stages() -> None:
+    op = gemm()
+    wide = LADDER.make(ladder="n256", warpgroups=4, tiles=1, blocks=1)
+    stage, fixed = shared_bytes(op, wide, 256)
+    assert (stage, fixed) == (256 * 256 + 2 * 4608, 16 * 12 + (16 + 60) * 16)
+    assert CATALOG.verdict(op, wide, H200).legal
+    tight = replace(H200, smem_bytes=2 * stage + fixed - 1)
+    refused = CATALOG.verdict(op, wide, tight)
+    assert refused.predicate == "shared_memory"
+    assert dict(refused.numbers)["limit"] == 2 * stage + fixed - 1
+    assert CATALOG.verdict(op, wide, replace(tight, smem_bytes=2 * stage + fixed)).legal
+
+
+def test_a_decoder_needs_a_multiprocessor_of_its_own_and_narrow_tiles() -> None:
+    coded = gemm(case=replace(CASE, w4a4=True))
+    assert verdict(coded, "n8", warpgroups=2, blocks=2) == "blocks"
+    assert verdict(coded, "n128") == ""
+    assert verdict(coded, "n136") == "token_width"
+    gathering = gemm(case=replace(CASE, fused_gather=True))
+    assert verdict(gathering, "n32") == ""
+    assert verdict(gathering, "n40") == "token_width"
+
+
+def test_a_fused_quantiser_needs_whole_chunks() -> None:
+    fused = gemm(case=replace(CASE, w4a4=True, epilogue=Epilogue.FUSED_FP4))
+    assert verdict(fused, "n8", warpgroups=3) == "chunk"
+    assert verdict(fused, "n8", warpgroups=4) == ""
+
+
+def test_routing_counts_must_fit() -> None:
+    route = replace(CASE.ops()[OpKind.ROUTE], experts=2048)
+    assert CATALOG.verdict(route, ROUTE.make(threads=1024, blocks=8), H200).predicate == "shared_memory"
+    assert CATALOG.verdict(route, ROUTE.make(threads=256, blocks=8), H200).legal
+    assert CATALOG.verdict(route, ROUTE.make(threads=256, blocks=3), H200).predicate == "blocks"
+
+
+@pytest.mark.parametrize("kind", [OpKind.GEMM1, OpKind.GEMM2])
+def test_every_op_has_a_schedule(kind: OpKind) -> None:
+    for case in (CASE, replace(CASE, fused_gather=True), replace(CASE, w4a4=True)):
+        op = gemm(kind, case)
+        legal = [s for s in CATALOG.schedules(op, H200, None) if CATALOG.verdict(op, s, H200).legal]
+        assert len(legal) > 10
+        assert len({schedule.name for schedule in legal}) == len(legal)
+
+
+def test_pack_bytes_are_codes_scales_and_tails() -> None:
+    op = gemm(OpKind.GEMM2, replace(CASE, hidden=2048, intermediate=768))
+    assert expert_bytes(op) == 2048 * (768 // 2 + 768 // 16)
+    assert CATALOG.pack_bytes(op) == 60 * expert_bytes(op)
+
+
+def test_the_model_prefers_wide_tiles_for_many_rows() -> None:
+    op = gemm(case=replace(CASE, hidden=2048, intermediate=768))
+    narrow, wide = ladder_variant(op, "n8").schedule, ladder_variant(op, "n64_128_192_256").schedule
+    few, many = (expected_load(tokens, 60, 4, 8) for tokens in (1, 4096))
+    assert CATALOG.time_us(op, narrow, H200, few) < CATALOG.time_us(op, wide, H200, few)
+    assert CATALOG.time_us(op, wide, H200, many) < CATALOG.time_us(op, narrow, H200, many)
+
+
+def test_wide_tiles_take_two_warpgroups() -> None:
+    schedule = LADDER.make(ladder="n8_64_80_128_256", warpgroups=4, tiles=1, blocks=1)
+    found = [warpgroups_of(gemm(), schedule, width) for width in widths(schedule)]
+    assert found == [(4, 1), (4, 1), (4, 1), (2, 2), (2, 1)]
