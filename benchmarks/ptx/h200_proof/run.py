@@ -14,7 +14,6 @@ from benchmarks.ptx.h200_proof import scalar, shapes
 from benchmarks.ptx.h200_proof.device import Device
 from benchmarks.ptx.h200_proof.interpreter import encoded
 
-
 LOST_CONTEXT = ("700", "715", "719")
 """Driver errors after which a process can launch nothing more."""
 
