@@ -423,7 +423,9 @@ def test_the_copy_arrives_and_its_destination_is_poisoned_until_then() -> None:
     assert target.tolist() == list(range(64))
     start, end = LOAD.index("    WAIT:"), LOAD.index("    add.u32 %r7, %r6, 0;")
     unwaited = (LOAD[:start] + LOAD[end:]).replace("{copy}", copy)
-    module(unwaited).launch("k", grid=1, block=64, args=[source, target], options=Options(policy=Policy.LAZY))
+    late = Options(policy=Policy.LAZY, stop_at_error=False)
+    result = module(unwaited).launch("k", grid=1, block=64, args=[source, target], options=late)
+    assert {report.check for report in result.reports} == {Check.ASYNC_EXIT}, "the copy outlives its CTA"
     assert (target == 0xFFFFFFFF).all()
 
 
