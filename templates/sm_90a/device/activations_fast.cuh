@@ -1,5 +1,5 @@
-// The activations of activations.cuh with ex2.approx, rcp.approx and tanh.approx: another numerics class, never compared
-// with the exact one.
+// The activations of activations.cuh with ex2.approx, rcp.approx and tanh.approx: another numerics class, never
+// compared with the exact one.
 #pragma once
 
 #include "activations.cuh"
@@ -46,15 +46,11 @@ struct SwigluOaiFast : SwigluOai {
 };
 
 struct SituFast : Situ {
-  __device__ float gate(float g) const {
-    return tanh_fast(g / beta) * beta * reciprocal_fast(exp_fast(-g) + 1.0f);
-  }
+  __device__ float gate(float g) const { return tanh_fast(g / beta) * beta * reciprocal_fast(exp_fast(-g) + 1.0f); }
 };
 
 struct SituBoundedFast : SituBounded {
-  __device__ float gate(float g) const {
-    return tanh_fast(g / beta) * beta * reciprocal_fast(exp_fast(-g) + 1.0f);
-  }
+  __device__ float gate(float g) const { return tanh_fast(g / beta) * beta * reciprocal_fast(exp_fast(-g) + 1.0f); }
   __device__ float up(float u) const { return tanh_fast(u / linear_beta) * linear_beta; }
 };
 

@@ -52,7 +52,8 @@ struct PrivateBlocks {
     const uint8_t* atom = rows + atom_offset(row, block / 4, row_chunks(kColumns));
 #pragma unroll
     for (int piece = 0; piece < 8; piece++) {
-      const uint32_t pair = *reinterpret_cast<const uint32_t*>(atom + pair_offset(int(row % kGroupRows), piece, block % 4));
+      const uint32_t pair =
+          *reinterpret_cast<const uint32_t*>(atom + pair_offset(int(row % kGroupRows), piece, block % 4));
       values[2 * piece] = low_bf16(pair);
       values[2 * piece + 1] = high_bf16(pair);
     }

@@ -1,15 +1,15 @@
 // NVFP4 weights from their packed unit to bf16 operand registers of wgmma.
 //
-// A unit holds 64 weight rows x 128 of K: 512 bytes of scales ([128 threads] x 4), then for each 64-chunk of K 2048 bytes of
-// codes ([128 threads] x 16). One 32-bit code word gives a thread its four A registers of one k16 step. The last unit of a K
-// that ends within its first chunk has no second chunk.
+// A unit holds 64 weight rows x 128 of K: 512 bytes of scales ([128 threads] x 4), then for each 64-chunk of K 2048
+// bytes of codes ([128 threads] x 16). One 32-bit code word gives a thread its four A registers of one k16 step. The
+// last unit of a K that ends within its first chunk has no second chunk.
 //
-// Bits of a code word, chosen so that four masked rotations put every E2M1 at bf16 bits 15 (sign) and 8...6 (e, e, m), that
-// is, at value x 2^-126 (the subnormal 0.5 included); in each 16-bit half:
+// Bits of a code word, chosen so that four masked rotations put every E2M1 at bf16 bits 15 (sign) and 8...6 (e, e, m),
+// that is, at value x 2^-126 (the subnormal 0.5 included); in each 16-bit half:
 //   pair 0: sign 15, e e m at 8 7 6            pair 1: e e m at 11 10 9, sign at bit 2 of the other half
 //   pair 3: e e at 1 0, m at 4, sign at 3      pair 2: e e m at 14 13 12, sign at bit 5 of the other half
-// Scales are stored as E5M3 bytes with (byte << 4 | 0x7000) = bf16 of scale x 2^119, so that a decoded weight is its value x
-// 2^-7 exactly; kWeightScale in the epilogue gives the 2^7 back.
+// Scales are stored as E5M3 bytes with (byte << 4 | 0x7000) = bf16 of scale x 2^119, so that a decoded weight is its
+// value x 2^-7 exactly; kWeightScale in the epilogue gives the 2^7 back.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// E2M1 codes: bit for bit moegen.numerics.e2m1. Branch-free. Codes are 32-bit here, so that loops over them fill vectors.
+// E2M1 codes: bit for bit moegen.numerics.e2m1. Branch-free. Codes are 32-bit here, so that loops over them fill
+// vectors.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
 // What a gemm does with its accumulators: common parts, and the epilogues that write rows.
 //
-// A wgmma fragment gives a thread, for tokens 2q and 2q+1 of each group of 8 (q = lane % 4), weight rows g and g + 8 (g = lane / 4)
-// of its warp's 16. The packer permutes weight rows so that those are
-//   gated W1:  gate and up of one channel; a warp's 8 channels are one 16-byte piece of the private row order (rows.cuh)
-//   plain W1:  one channel of each of two neighbouring pieces
-//   W2:        channels 4 (g / 2) + g % 2 and two more of 16 neighbours, so that two transposed pairs make 8 bytes
+// A wgmma fragment gives a thread, for tokens 2q and 2q+1 of each group of 8 (q = lane % 4), weight rows g and g + 8 (g
+// = lane / 4) of its warp's 16. The packer permutes weight rows so that those are
+//   gated W1:  gate and up of one channel; a warp's 8 channels are one 16-byte piece of the private row order
+//   (rows.cuh) plain W1:  one channel of each of two neighbouring pieces W2:        channels 4 (g / 2) + g % 2 and two
+//   more of 16 neighbours, so that two transposed pairs make 8 bytes
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ struct Lane {
   int warp, g, q;
   __device__ Lane() {
     uint32_t thread = threadIdx.x;
-    asm volatile("mov.b32 %0, %0;" : "+r"(thread));  // opaque: else addresses of all items live, and spill, in the main loop
+    asm volatile("mov.b32 %0, %0;"
+                 : "+r"(thread));  // opaque: else addresses of all items live, and spill, in the main loop
     warp = thread / 32 % 4;
     g = thread % 32 / 4;
     q = thread % 4;
@@ -202,7 +203,8 @@ struct InterleavedRows {
       activated.template prepare<C>(p, item.expert);
       const int chunk = tile / 2, piece = 4 * (tile % 2) + lane.warp;
       activated.prepare_gated(p, item.expert, piece_channel(chunk, piece, lane.g));
-      const int stored = piece_channel(chunk, piece, 2 * lane.q);  // after the transposition a thread holds two channels
+      const int stored =
+          piece_channel(chunk, piece, 2 * lane.q);  // after the transposition a thread holds two channels
 #pragma unroll
       for (int i = 0; i < C::kWidth / 8; i++) {
         if (i * kGroupRows >= item.rows) break;
@@ -214,10 +216,12 @@ struct InterleavedRows {
           z[b] = factor.apply(activated.gated(gate[b], acc[m][4 * i + 2 + b]), b);
           gate[b] = factor.real[b] ? gate[b] : 0.0f;
         }
-        const uint32_t gates = transpose_8x8(pack_bf16(gate[0], gate[1])), products = transpose_8x8(pack_bf16(z[0], z[1]));
+        const uint32_t gates = transpose_8x8(pack_bf16(gate[0], gate[1])),
+                       products = transpose_8x8(pack_bf16(z[0], z[1]));
         if (stored < A::kIntermediate) {
           const int64_t row = item.row + i * kGroupRows + lane.g;
-          __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) + row * (2 * A::kIntermediate) + stored / 8 * 16 + stored % 8;
+          __nv_bfloat16* out =
+              static_cast<__nv_bfloat16*>(p.out) + row * (2 * A::kIntermediate) + stored / 8 * 16 + stored % 8;
           *reinterpret_cast<uint32_t*>(out) = gates;
           *reinterpret_cast<uint32_t*>(out + 8) = products;
         }

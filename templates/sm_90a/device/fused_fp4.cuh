@@ -1,8 +1,8 @@
 // gemm1's quantising epilogue: activation, block amax, E4M3 scale, E2M1 codes, written as gemm2 reads them.
 //
-// A block's 16 channels are one pair in each of a chunk's eight pieces, spread over the warps of the chunk's m64 tiles. So
-// amax goes through shared memory: [token][block] largest magnitudes, then the same words hold the block's factor, and a
-// [token][32 bytes a chunk] staging area collects the code bytes for whole-sector stores.
+// A block's 16 channels are one pair in each of a chunk's eight pieces, spread over the warps of the chunk's m64 tiles.
+// So amax goes through shared memory: [token][block] largest magnitudes, then the same words hold the block's factor,
+// and a [token][32 bytes a chunk] staging area collects the code bytes for whole-sector stores.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,8 @@ struct FusedFp4Rows {
   }
 
   static __device__ void keep_largest(uint32_t words, int token, int blocks, int block, float z) {
-    const int pair = max(magnitude_bits(z), __shfl_xor_sync(~0u, magnitude_bits(z), 4));  // the other channel of the pair
+    const int pair =
+        max(magnitude_bits(z), __shfl_xor_sync(~0u, magnitude_bits(z), 4));  // the other channel of the pair
     if (threadIdx.x / 4 % 2 == 0) {
       asm volatile("red.shared.max.s32 [%0], %1;" ::"r"(words + (token * blocks + block) * 4), "r"(pair) : "memory");
     }
@@ -77,7 +78,8 @@ struct FusedFp4Rows {
       int chunk, piece;
       place<C>(lane, m, chunk, piece);
       const int global_chunk = item.row_tile * kChunks<C> + chunk;
-      const int first = piece_channel(global_chunk, piece, lane.g), second = piece_channel(global_chunk, piece + 1, lane.g);
+      const int first = piece_channel(global_chunk, piece, lane.g),
+                second = piece_channel(global_chunk, piece + 1, lane.g);
       Activated<A> activated;
       activated.template prepare<C>(p, item.expert);
       if constexpr (A::kHalves == 2) {
@@ -113,8 +115,8 @@ struct FusedFp4Rows {
     return A::kPreQuantRound ? round_bf16(z) : z;
   }
 
-  // One thread a block: amax to scale byte, which is stored, and factor, which stays. Rows that fill the last 128-row tile
-  // of swizzled scales, and columns past the last block, get zeros from whoever owns the neighbouring real ones.
+  // One thread a block: amax to scale byte, which is stored, and factor, which stays. Rows that fill the last 128-row
+  // tile of swizzled scales, and columns past the last block, get zeros from whoever owns the neighbouring real ones.
   template <class C>
   static __device__ __forceinline__ void scale_blocks(const GemmArguments& p, const WorkItem& item, int tokens,
                                                       uint32_t words) {
@@ -158,8 +160,8 @@ struct FusedFp4Rows {
   }
 
   template <class C>
-  static __device__ __forceinline__ void encode(const WorkItem& item, float (&acc)[C::kTiles][C::kWidth / 2], uint32_t words,
-                                                uint32_t bytes) {
+  static __device__ __forceinline__ void encode(const WorkItem& item, float (&acc)[C::kTiles][C::kWidth / 2],
+                                                uint32_t words, uint32_t bytes) {
     constexpr int kBlocks = 4 * kChunks<C>, kRowBytes = 32 * kChunks<C>;
     const Lane lane;
 #pragma unroll

@@ -12,8 +12,8 @@ inline constexpr int kChunkBytes = 2048;
 inline constexpr int kUnitBytes = kScaleBytes + 2 * kChunkBytes;
 inline constexpr int kHalfUnitBytes = kScaleBytes + kChunkBytes;
 inline constexpr int kMaxStages = 12;
-inline constexpr int kSharedLimit = 232448;   // what one block of sm_90 may opt in to
-inline constexpr int kSharedOfSm = 233472;    // of one multiprocessor, 1 KB of which each resident block loses
+inline constexpr int kSharedLimit = 232448;  // what one block of sm_90 may opt in to
+inline constexpr int kSharedOfSm = 233472;   // of one multiprocessor, 1 KB of which each resident block loses
 
 // Everything a gemm kernel may read or write; a kernel touches only what its configuration names.
 struct GemmArguments {
@@ -45,8 +45,10 @@ template <int kWidth, int kAskedGroups, int kAskedTiles, int kAskedBlocks, bool 
 struct GemmShape {
   static constexpr int kPlainWidth = kEpilogue == EpilogueKind::kFused ? 16 : kStaged ? 32 : 64;
   static constexpr bool kPlain = kWidth <= kPlainWidth && kAskedTiles == 1;
-  static constexpr bool kFour =
-      !kPlain && !kStaged && kWidth <= (kEpilogue == EpilogueKind::kRows ? 80 : kEpilogue == EpilogueKind::kInterleaved ? 64 : 16);
+  static constexpr bool kFour = !kPlain && !kStaged &&
+                                kWidth <= (kEpilogue == EpilogueKind::kRows          ? 80
+                                           : kEpilogue == EpilogueKind::kInterleaved ? 64
+                                                                                     : 16);
   static constexpr int kGroups = kPlain ? kAskedGroups : kFour ? 4 : 2;
   static constexpr int kTiles = kPlain ? 1 : kFour ? (kWidth <= 32 ? 2 : 1) : kWidth <= 128 ? 2 : 1;
   static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 200 : 224;

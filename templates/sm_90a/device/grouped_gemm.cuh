@@ -1,11 +1,11 @@
 // Grouped GEMM: packed NVFP4 weights x bf16 token rows, one expert a group, fp32 accumulators handed to an epilogue.
 //
-// Weights are wgmma's A operand, decoded into registers; tokens are B, in shared memory. kGroups consumer warpgroups own
-// kTiles m64 weight tiles each; a producer fills a ring of stages of K = 128: tokens, then weights.
+// Weights are wgmma's A operand, decoded into registers; tokens are B, in shared memory. kGroups consumer warpgroups
+// own kTiles m64 weight tiles each; a producer fills a ring of stages of K = 128: tokens, then weights.
 //
-// Order among kernels (see ptx.cuh): weights never change within a chain, so the first ring of them is fetched before the
-// wait. The first kernel of a ladder waits for its tokens, then launches the next; the later ones find tokens complete when they
-// start and wait only at their end, so that a successor's wait covers the whole ladder.
+// Order among kernels (see ptx.cuh): weights never change within a chain, so the first ring of them is fetched before
+// the wait. The first kernel of a ladder waits for its tokens, then launches the next; the later ones find tokens
+// complete when they start and wait only at their end, so that a successor's wait covers the whole ladder.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ template <class C>
 struct WeightStream {
   using P = Plan<C>;
   const uint8_t* next;
-  int tiles;     // m64 tiles of the item; the last row tile of an expert may hold fewer
+  int tiles;  // m64 tiles of the item; the last row tile of an expert may hold fewer
   int row_tile;
 
   __device__ __forceinline__ void begin(const uint8_t* packed, const WorkItem& item) {
@@ -63,7 +63,8 @@ struct WeightStream {
       barrier_expect_bytes(ring.full(), tiles * kHalfUnitBytes + more);
 #pragma unroll 1
       for (int i = 0; i < tiles; i++) {
-        bulk_copy(ring.weights() + i * kUnitBytes, source + i * kHalfUnitBytes, kHalfUnitBytes, ring.full(), kEvictFirst);
+        bulk_copy(ring.weights() + i * kUnitBytes, source + i * kHalfUnitBytes, kHalfUnitBytes, ring.full(),
+                  kEvictFirst);
       }
     } else {
       barrier_expect_bytes(ring.full(), tiles * kUnitBytes + more);
@@ -73,7 +74,8 @@ struct WeightStream {
   }
 };
 
-// K-major operand with 128-byte swizzle: groups of 8 rows 2048 bytes apart (two chunks of a stage), 1024-byte aligned atoms.
+// K-major operand with 128-byte swizzle: groups of 8 rows 2048 bytes apart (two chunks of a stage), 1024-byte aligned
+// atoms.
 __device__ __forceinline__ uint64_t token_descriptor(uint32_t address) {
   const uint32_t start = __shfl_sync(~0u, (address & 0x3FFFFu) >> 4, 0);  // uniform: else ptxas moves it per lane
   return uint64_t(start) | (uint64_t(1) << 16) | (uint64_t(2048 >> 4) << 32) | (uint64_t(1) << 62);
@@ -83,8 +85,8 @@ inline constexpr int kDescriptorChunk = kAtomBytes >> 4;
 
 // Four k16 steps: 64 rows x 64 of K against the token tile.
 template <int N>
-__device__ __forceinline__ void multiply_chunk(float (&acc)[N / 2], uint32_t (&a)[16], const uint4& words, uint32_t scales,
-                                               uint64_t descriptor) {
+__device__ __forceinline__ void multiply_chunk(float (&acc)[N / 2], uint32_t (&a)[16], const uint4& words,
+                                               uint32_t scales, uint64_t descriptor) {
   decode_words(words, broadcast_low(scales), broadcast_high(scales), a);
   wgmma_fence();
 #pragma unroll
@@ -92,8 +94,8 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[N / 2], uint32_t (&a
   wgmma_commit();
 }
 
-// Accumulates one item over K. The body holds exactly two operand buffers and two steps: ptxas gives every unrolled step its
-// own registers, and any branch inside serialises the wgmmas.
+// Accumulates one item over K. The body holds exactly two operand buffers and two steps: ptxas gives every unrolled
+// step its own registers, and any branch inside serialises the wgmmas.
 template <class C>
 __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2], Ring<C>& ring) {
   using P = Plan<C>;
@@ -109,7 +111,8 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
 #pragma unroll 1
   for (int unit = 0; unit < P::kUnits; unit++) {
     barrier_wait(ring.full(), ring.phase);
-    if constexpr (C::kArrivals > 1) fence_async_shared();  // tokens were stored by threads, wgmma reads them by another proxy
+    if constexpr (C::kArrivals > 1)
+      fence_async_shared();  // tokens were stored by threads, wgmma reads them by another proxy
     const uint64_t descriptor = token_descriptor(ring.tokens());
     uint32_t codes = ring.tokens() + offset + kScaleBytes + thread * 16;
     const uint32_t scales = ring.tokens() + offset + thread * 4;
@@ -121,7 +124,8 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
       multiply_chunk<C::kWidth>(acc[0], a[0], first, chunk_scales(word), descriptor);
       wgmma_wait<1>();
       barrier_arrive_if(release, lane == 0 && unit > 0);
-      multiply_chunk<C::kWidth>(acc[0], a[1], second, chunk_scales(swap_scale_chunks(word)), descriptor + kDescriptorChunk);
+      multiply_chunk<C::kWidth>(acc[0], a[1], second, chunk_scales(swap_scale_chunks(word)),
+                                descriptor + kDescriptorChunk);
     } else {
       uint32_t words[2] = {load_shared(scales), load_shared(scales + kUnitBytes)};
       uint32_t step = 0;
@@ -146,15 +150,17 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
   barrier_arrive_if(release, lane == 0);
 }
 
-// Where item `count` of this block is passed from producer to consumers; the ring is longer than the stages can run ahead.
+// Where item `count` of this block is passed from producer to consumers; the ring is longer than the stages can run
+// ahead.
 template <class C>
 __device__ __forceinline__ uint32_t item_address(uint32_t base, int count) {
   static_assert(Plan<C>::kStages + 2 <= Plan<C>::kItemRing);
   return base + Plan<C>::kItemOffset + count % Plan<C>::kItemRing * WorkItem::kBytes;
 }
 
-// Delays the later warpgroups once, by about a stage each. The lag lasts, so that one warpgroup's epilogue runs while another
-// multiplies; in step, all of them would leave the tensor cores idle. Only where tiles are wide enough to gain from it.
+// Delays the later warpgroups once, by about a stage each. The lag lasts, so that one warpgroup's epilogue runs while
+// another multiplies; in step, all of them would leave the tensor cores idle. Only where tiles are wide enough to gain
+// from it.
 template <class C>
 __device__ __forceinline__ void stagger(const Ring<C>& ring) {
   constexpr int kCycles = C::kWidth >= 96 ? 2600 : 700;

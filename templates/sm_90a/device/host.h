@@ -37,8 +37,8 @@ std::string shape_text(const Shape& shape) {
 /// Size of dimension `axis`, checked to exist.
 inline Index extent(const TensorView& tensor, const char* name, Index axis) {
   if (axis >= tensor.ndim()) {
-    TVM_FFI_THROW(ValueError) << name << ": found shape " << shape_text(tensor.shape()) << ", expected more than " << axis
-                              << " dimensions";
+    TVM_FFI_THROW(ValueError) << name << ": found shape " << shape_text(tensor.shape()) << ", expected more than "
+                              << axis << " dimensions";
   }
   return tensor.size(axis);
 }

@@ -1,4 +1,5 @@
-// PTX wrappers for sm_90a: barriers in shared memory, bulk copies, wgmma ordering, register budgets, dependent launches.
+// PTX wrappers for sm_90a: barriers in shared memory, bulk copies, wgmma ordering, register budgets, dependent
+// launches.
 //
 // Shared-memory addresses are 32-bit (`smem_address`); mbarriers are 8 bytes each and wait on phase parity.
 #pragma once
@@ -30,7 +31,8 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives only where `active`: a predicate inside the asm, because a branch between wgmmas ends their pipeline (ptxas C7513).
+// Arrives only where `active`: a predicate inside the asm, because a branch between wgmmas ends their pipeline (ptxas
+// C7513).
 __device__ __forceinline__ void barrier_arrive_if(uint32_t barrier, bool active) {
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(barrier),
                "r"(uint32_t(active))
@@ -39,11 +41,10 @@ __device__ __forceinline__ void barrier_arrive_if(uint32_t barrier, bool active)
 
 __device__ __forceinline__ bool barrier_try_wait(uint32_t barrier, uint32_t parity) {
   uint32_t done;
-  asm volatile(
-      "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
+  asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+               : "=r"(done)
+               : "r"(barrier), "r"(parity)
+               : "memory");
   return done != 0;
 }
 
@@ -59,7 +60,8 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 
 // ---- copies ---------------------------------------------------------------------------------------------------------
 
-// Cache policies (createpolicy.fractional at 1.0, as constants): weights are read once, tokens by every row tile of an expert.
+// Cache policies (createpolicy.fractional at 1.0, as constants): weights are read once, tokens by every row tile of an
+// expert.
 inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 inline constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 
@@ -67,8 +69,8 @@ inline constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier,
                                           uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-          target),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(target),
       "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
@@ -90,12 +92,16 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t address) {
 
 __device__ __forceinline__ int4 load_shared_int4(uint32_t address) {
   int4 v;
-  asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  asm volatile("ld.shared.v4.s32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
   return v;
 }
 
 __device__ __forceinline__ void store_shared_int4(uint32_t address, int4 v) {
-  asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+  asm volatile("st.shared.v4.s32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
 }
 
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
@@ -161,8 +167,8 @@ __device__ __forceinline__ int load_cluster(uint32_t address, int rank) {
 
 // ---- dependent launches ---------------------------------------------------------------------------------------------
 //
-// Every kernel of a chain launches dependents only after its own wait (or needs no wait: see grouped_gemm.cuh). So when a
-// kernel starts, all kernels but its direct predecessor are complete, and `dependency_wait` completes that one too.
+// Every kernel of a chain launches dependents only after its own wait (or needs no wait: see grouped_gemm.cuh). So when
+// a kernel starts, all kernels but its direct predecessor are complete, and `dependency_wait` completes that one too.
 
 __device__ __forceinline__ void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 

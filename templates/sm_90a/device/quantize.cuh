@@ -16,9 +16,10 @@ __device__ __forceinline__ int64_t scale_rows(int64_t rows) {
   return Layout::kTileRows > 1 ? (rows + Layout::kTileRows - 1) / Layout::kTileRows * Layout::kTileRows : rows;
 }
 
-// One thread a block of 16. kPitch: bytes of a code row; kScalePitch: columns of a scale row, >= blocks. `pairs` holds the
-// second-level scale (encode, decode), one for all rows or one per expert.
-template <class Contract, class Layout, int kColumns, int kPitch, int kScalePitch, int kRowTile, bool kPerExpert, class Blocks>
+// One thread a block of 16. kPitch: bytes of a code row; kScalePitch: columns of a scale row, >= blocks. `pairs` holds
+// the second-level scale (encode, decode), one for all rows or one per expert.
+template <class Contract, class Layout, int kColumns, int kPitch, int kScalePitch, int kRowTile, bool kPerExpert,
+          class Blocks>
 __device__ __forceinline__ void quantize_rows(const Blocks& blocks, const int32_t* __restrict__ tile_expert,
                                               const int32_t* __restrict__ totals, const float* __restrict__ pairs,
                                               uint8_t* __restrict__ codes, uint8_t* __restrict__ scales) {

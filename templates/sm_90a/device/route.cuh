@@ -1,9 +1,9 @@
-// Groups the T·k slots by expert in one cluster of blocks: no host sync, no atomics on order, rows of an expert in ascending
-// slot order.
+// Groups the T·k slots by expert in one cluster of blocks: no host sync, no atomics on order, rows of an expert in
+// ascending slot order.
 //
-// Every warp of the cluster takes a contiguous share of the slots and counts experts in its own row of shared memory. Sums
-// over a block's warps, then over the blocks (through distributed shared memory), give each warp its first row of each
-// expert; a second pass over the same slots writes the maps.
+// Every warp of the cluster takes a contiguous share of the slots and counts experts in its own row of shared memory.
+// Sums over a block's warps, then over the blocks (through distributed shared memory), give each warp its first row of
+// each expert; a second pass over the same slots writes the maps.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +50,8 @@ __device__ __forceinline__ void each_batch(const Id* __restrict__ ids, int64_t f
   }
 }
 
-// kThreads threads a block, kBlocks blocks in one cluster; shared memory (int32): [kThreads / 32][kExperts] counts, then
-// kExperts rows of this block, kExperts + 1 offsets, 34 sums.
+// kThreads threads a block, kBlocks blocks in one cluster; shared memory (int32): [kThreads / 32][kExperts] counts,
+// then kExperts rows of this block, kExperts + 1 offsets, 34 sums.
 template <int kExperts, int kRowTile, int kThreads, int kBlocks, class Id>
 __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t slots, int64_t rows_capacity,
                       const RouteOutputs& out) {

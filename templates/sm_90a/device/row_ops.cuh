@@ -26,7 +26,8 @@ template <int kChunks>
 __device__ __forceinline__ void clear_padding(const int32_t* __restrict__ row_slot, const int32_t* __restrict__ totals,
                                               uint8_t* __restrict__ out, int64_t first) {
   const int lane = threadIdx.x % 32;
-  for (int64_t row = first + threadIdx.x / 32 * 4; row < min(first + threadIdx.x / 32 * 4 + 4, int64_t(totals[1])); row++) {
+  for (int64_t row = first + threadIdx.x / 32 * 4; row < min(first + threadIdx.x / 32 * 4 + 4, int64_t(totals[1]));
+       row++) {
     if (row_slot[row] >= 0) continue;
     uint8_t* target = out + atom_offset(row, 0, kChunks) + row % kGroupRows * 128 + lane % 8 * 16;
     for (int chunk = lane / 8 + 4 * blockIdx.y; chunk < kChunks; chunk += 4 * gridDim.y) {
@@ -52,13 +53,15 @@ __device__ __forceinline__ uint4 transpose_words(uint4 w) {
   return w;
 }
 
-// Copies each token's row to the rows of its k slots, so that x is read once; 256 threads a block. grid: x tokens, then blocks
-// that clear padding rows (32 rows each); y shares of the chunks. A chunk of a row is 128 bytes: lane bits 1 and 2 are block
-// q, bit 0 the block's half; 16 bytes hold one pair of each of four pieces, and a transposition over q makes whole pieces.
+// Copies each token's row to the rows of its k slots, so that x is read once; 256 threads a block. grid: x tokens, then
+// blocks that clear padding rows (32 rows each); y shares of the chunks. A chunk of a row is 128 bytes: lane bits 1 and
+// 2 are block q, bit 0 the block's half; 16 bytes hold one pair of each of four pieces, and a transposition over q
+// makes whole pieces.
 template <int kColumns, int kTopK, bool kWeighted>
 __device__ __forceinline__ void gather_rows(const uint16_t* __restrict__ x, const int32_t* __restrict__ row_slot,
                                             const int32_t* __restrict__ slot_row, const int32_t* __restrict__ totals,
-                                            const float* __restrict__ weights, uint8_t* __restrict__ out, int64_t tokens) {
+                                            const float* __restrict__ weights, uint8_t* __restrict__ out,
+                                            int64_t tokens) {
   constexpr int kChunks = row_chunks(kColumns);
   const int half = threadIdx.x % 2, q = threadIdx.x / 2 % 4, step = gridDim.y * 32;
   dependency_wait();
@@ -82,20 +85,22 @@ __device__ __forceinline__ void gather_rows(const uint16_t* __restrict__ x, cons
 #pragma unroll 1
   for (int chunk = blockIdx.y * 32 + threadIdx.x / 8; chunk - int(threadIdx.x / 8) < kChunks; chunk += step) {
     const bool inside = chunk * kChunkK + 16 * q < kColumns;
-    const uint4 words = inside ? __ldg(reinterpret_cast<const uint4*>(source + chunk * kChunkK)) : make_uint4(0, 0, 0, 0);
+    const uint4 words =
+        inside ? __ldg(reinterpret_cast<const uint4*>(source + chunk * kChunkK)) : make_uint4(0, 0, 0, 0);
     const uint4 plain = kWeighted ? words : transpose_words<2>(words);
 #pragma unroll
     for (int j = 0; j < kTopK; j++) {
       const uint4 piece = kWeighted ? transpose_words<2>(weighted_words(words, weight[j])) : plain;
-      if ((present >> j & 1u) && chunk < kChunks) *reinterpret_cast<uint4*>(out + targets[j] + chunk * kAtomBytes) = piece;
+      if ((present >> j & 1u) && chunk < kChunks)
+        *reinterpret_cast<uint4*>(out + targets[j] + chunk * kAtomBytes) = piece;
     }
   }
 }
 
 // The products of the interleaved buffer, in the private order; same grid as gather_rows.
 template <int kColumns>
-__device__ __forceinline__ void deinterleave_rows(const uint16_t* __restrict__ pairs, const int32_t* __restrict__ totals,
-                                                  uint8_t* __restrict__ out) {
+__device__ __forceinline__ void deinterleave_rows(const uint16_t* __restrict__ pairs,
+                                                  const int32_t* __restrict__ totals, uint8_t* __restrict__ out) {
   constexpr int kChunks = row_chunks(kColumns);
   const int r = threadIdx.x / 8 % 8, piece = threadIdx.x % 8;
   dependency_wait();

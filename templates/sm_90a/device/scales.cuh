@@ -1,4 +1,5 @@
-// Where the E4M3 scale of (row, block of 16 columns) lies. `pitch` is the matrix's column pitch as the layout stores it.
+// Where the E4M3 scale of (row, block of 16 columns) lies. `pitch` is the matrix's column pitch as the layout stores
+// it.
 #pragma once
 
 #include <cstdint>

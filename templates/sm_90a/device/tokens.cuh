@@ -1,7 +1,8 @@
 // Token sources of the grouped GEMM: what fills a stage's token half, and the weights beside it.
 //
 // RowTokens      rows already in the private order (rows.cuh): bulk copies by one warp.
-// StagedTokens   a warpgroup or two read, decode and store: GatheredRows take bf16 rows of x through row_slot, CodeRows take E2M1 codes
+// StagedTokens   a warpgroup or two read, decode and store: GatheredRows take bf16 rows of x through row_slot, CodeRows
+// take E2M1 codes
 //                and E4M3 scales and store their exact bf16 product x 2^-7.
 #pragma once
 
@@ -15,7 +16,8 @@ namespace moegen {
 // Stages of an item whose weights are fetched before the dependency wait.
 template <class C>
 struct Prefetch {
-  static constexpr int kStages = C::kFirst && C::kRouted ? (Plan<C>::kStages < Plan<C>::kUnits ? Plan<C>::kStages : Plan<C>::kUnits) : 0;
+  static constexpr int kStages =
+      C::kFirst && C::kRouted ? (Plan<C>::kStages < Plan<C>::kUnits ? Plan<C>::kStages : Plan<C>::kUnits) : 0;
 };
 
 struct RowTokens {
@@ -109,7 +111,8 @@ struct GatheredRows {
     f.low = f.high = make_uint4(0, 0, 0, 0);
     if (slot < 0 || block >= C::kK / 16) return;
     const int64_t token = slot / kTopK;
-    const uint4* source = reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.rows) + (token * C::kK + block * 16) * 2);
+    const uint4* source =
+        reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.rows) + (token * C::kK + block * 16) * 2);
     f.low = __ldg(source);
     f.high = __ldg(source + 1);
     if constexpr (kWeighted) f.weight = p.topk_weights[slot];
@@ -198,7 +201,8 @@ struct StagedTokens {
     if constexpr (C::kFirst && !C::kRouted) dependency_wait();
     if (warp == 0) {
       int active;
-      const int tiles = list_work<C::kExperts, C::kAbove, C::kWidth, C::kWidest>(p.expert_rows, base + P::kListOffset, active);
+      const int tiles =
+          list_work<C::kExperts, C::kAbove, C::kWidth, C::kWidest>(p.expert_rows, base + P::kListOffset, active);
       if (lane == 0) {
         store_shared(counts, tiles);
         store_shared(counts + 4, active);
@@ -256,11 +260,13 @@ struct StagedTokens {
         if (group * kGroupRows < fill.item.rows) {
           const uint32_t atom = ring.tokens() + (2 * group + chunk) * kAtomBytes;
 #pragma unroll
-          for (int piece = 0; piece < 8; piece++) store_shared(atom + pair_offset(r, piece, q), Source::pair(f[i], piece));
+          for (int piece = 0; piece < 8; piece++)
+            store_shared(atom + pair_offset(r, piece, q), Source::pair(f[i], piece));
         }
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(ring.full());  // the consumer fences: here a fence would wait for the loads in flight
+      if (lane == 0)
+        barrier_arrive(ring.full());  // the consumer fences: here a fence would wait for the loads in flight
       ring.advance();
     };
     if constexpr (kDepth == 1) {

@@ -76,17 +76,16 @@ struct Wgmma;
 #define MOEGEN_NAMES_128 MOEGEN_NAMES_124 ", %124, %125, %126, %127"
 #define MOEGEN_BINDINGS_128 MOEGEN_BINDINGS_124, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
-#define MOEGEN_WGMMA(N, HALF, a0, a1, a2, a3, b)                                                                        \
-  template <>                                                                                                           \
-  struct Wgmma<N> {                                                                                                     \
-    static __device__ __forceinline__ void multiply(float (&d)[HALF], const uint32_t* a, uint64_t tokens) {             \
-      asm volatile(                                                                                                     \
-          "{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N                                   \
-          "k16.f32.bf16.bf16 {" MOEGEN_NAMES_##HALF "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b                 \
-          ", p, 1, 1, 0; }"                                                                                             \
-          : MOEGEN_BINDINGS_##HALF                                                                                      \
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens));                                                   \
-    }                                                                                                                   \
+#define MOEGEN_WGMMA(N, HALF, a0, a1, a2, a3, b)                                                                 \
+  template <>                                                                                                    \
+  struct Wgmma<N> {                                                                                              \
+    static __device__ __forceinline__ void multiply(float (&d)[HALF], const uint32_t* a, uint64_t tokens) {      \
+      asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N                   \
+                   "k16.f32.bf16.bf16 {" MOEGEN_NAMES_##HALF "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b \
+                                                             ", p, 1, 1, 0; }"                                   \
+                   : MOEGEN_BINDINGS_##HALF                                                                      \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens));                                   \
+    }                                                                                                            \
   };
 
 MOEGEN_WGMMA(8, 4, 4, 5, 6, 7, 8)

@@ -1,8 +1,10 @@
-// Which (expert, rows, weight rows) tiles a block computes: read from the routing result on the device, never on the host.
+// Which (expert, rows, weight rows) tiles a block computes: read from the routing result on the device, never on the
+// host.
 //
-// A gemm runs one kernel per token-tile width of its ladder, because two wgmma widths in one kernel serialise (ptxas C7512).
-// An expert's rows, in groups of 8, are split evenly over the fewest tiles of the ladder's widest kernel; the kernel with
-// the least width that holds such a tile takes all of them. Row tiles of one token tile are neighbours in the order of work.
+// A gemm runs one kernel per token-tile width of its ladder, because two wgmma widths in one kernel serialise (ptxas
+// C7512). An expert's rows, in groups of 8, are split evenly over the fewest tiles of the ladder's widest kernel; the
+// kernel with the least width that holds such a tile takes all of them. Row tiles of one token tile are neighbours in
+// the order of work.
 #pragma once
 
 #include <cstdint>
@@ -72,8 +74,8 @@ __device__ __forceinline__ int lane_sum(int value) {
   return value;
 }
 
-// Writes this kernel's experts to the list at `list` (room for kExperts) and returns the number of token tiles; called by one
-// full warp, each lane serving neighbouring experts. kAbove < rows of a tile <= kWidth.
+// Writes this kernel's experts to the list at `list` (room for kExperts) and returns the number of token tiles; called
+// by one full warp, each lane serving neighbouring experts. kAbove < rows of a tile <= kWidth.
 template <int kExperts, int kAbove, int kWidth, int kWidest>
 __device__ int list_work(const int32_t* __restrict__ expert_rows, uint32_t list, int& active) {
   constexpr int kEach = (kExperts + 31) / 32;
