@@ -30,6 +30,8 @@ from moegen.tune.select import races as find_races
 from moegen.tune.subject import Bench, Checked, Description, describe
 from moegen.tune.worker import Worker
 
+_EXPLORING_SHARE = 0.8
+"""Part of a budget after which no new point is begun: without its duel a point keeps the default."""
 _FATAL = (TrialStatus.CRASH, TrialStatus.TIMEOUT, TrialStatus.OOM)
 
 
@@ -76,7 +78,8 @@ class TuneSession:
         database: where trials go.
         policy, selection: how to measure and how to choose.
         seed: of the inputs.
-        budget_s: seconds after which no new point is begun; None: no limit.
+        budget_s: seconds; no new point is begun in its last fifth, which is for duels, and nothing after it. None: no
+            limit.
         command: recorded with the session.
         effort: name of the policy, recorded with the session.
         again: explore points anew that an earlier session finished.
@@ -148,8 +151,8 @@ class TuneSession:
         """Explores what is left of ``points``, then confirms challengers. Ctrl-C ends it in order, with what is
         done."""
         try:
-            finished = self._explore_all(points) and self._confirm_all(points)
-            self._report.ending = Ending.DONE if finished else Ending.BUDGET
+            explored, confirmed = self._explore_all(points), self._confirm_all(points)
+            self._report.ending = Ending.DONE if explored and confirmed else Ending.BUDGET
         except KeyboardInterrupt:
             self._report.ending = Ending.INTERRUPTED
         self._report.seconds = time.monotonic() - self._began
@@ -162,7 +165,7 @@ class TuneSession:
         todo = [point for point in points if point.key not in done]
         self._report.skipped = len(points) - len(todo)
         for number, point in enumerate(todo):
-            if self._out_of_time():
+            if self._out_of_time(_EXPLORING_SHARE):
                 return False
             self._explore(point, number, len(todo))
         return True
@@ -187,7 +190,7 @@ class TuneSession:
         todo = self._open_duels({point.key for point in points})
         by_key = {point.key: point for point in points}
         for number, (key, default, rival) in enumerate(todo):
-            if self._out_of_time():
+            if self._out_of_time(1.0):
                 return False
             point = by_key[key]
             if self._banned.keys() & {default, rival}:
@@ -238,8 +241,9 @@ class TuneSession:
     def _results(self) -> list[Result]:
         return self._database.results(package=self._package.digest, target=self._target.value)
 
-    def _out_of_time(self) -> bool:
-        return self._budget_s is not None and time.monotonic() - self._began > self._budget_s
+    def _out_of_time(self, share: float) -> bool:
+        """True once ``share`` of the budget is spent."""
+        return self._budget_s is not None and time.monotonic() - self._began > share * self._budget_s
 
 
 def _name(point: TunePoint) -> str:

@@ -1,5 +1,6 @@
 """Whole sessions against fake devices: what is recorded, what is chosen, and how a session is taken up again."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -104,7 +105,22 @@ def test_interrupted_sessions_keep_whole_points_and_go_on(tune: Tune, database: 
 def test_a_budget_ends_a_session_in_order(tune: Tune) -> None:
     package, times = simple_package("default", "fast"), {"default": 100.0, "fast": 50.0}
     report = tune(package, times, budget_s=0.0)
-    assert (report.ending, report.explored) == (Ending.BUDGET, 0)
+    assert (report.ending, report.explored, report.duels) == (Ending.BUDGET, 0, 0)
+
+
+def test_points_within_the_budget_get_their_duels(tune: Tune, database: TrialDatabase) -> None:
+    """The first point alone takes nine tenths of the budget: no second point is begun, but the first is confirmed."""
+    package, times, budget_s = simple_package("default", "fast"), {"default": 100.0, "fast": 50.0}, 6.0
+
+    def dawdle(step: Step) -> None:
+        if step.phase == "explore" and step.done == 1:
+            time.sleep(max(0.0, 0.9 * budget_s - (time.monotonic() - began)))
+
+    began = time.monotonic()
+    report = tune(package, times, budget_s=budget_s, progress=dawdle)
+    assert (report.ending, report.explored, report.duels) == (Ending.BUDGET, 1, 1)
+    (table,) = freeze_tables(database.results(), package, Target.CPU, SelectPolicy())
+    assert [point.winner for point in table.points] == ["fast"]
 
 
 def test_ops_come_first_when_there_are_many_pipelines(tune: Tune, database: TrialDatabase) -> None:
