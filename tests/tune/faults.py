@@ -23,7 +23,7 @@ def gate_forgotten() -> AbstractContextManager[Any]:
     from moegen.store.trials import TrialStatus
     from moegen.tune.subject import Bench, Checked
 
-    return mock.patch.object(Bench, "check", lambda self, pipeline: Checked(status=TrialStatus.OK))
+    return mock.patch.object(Bench, "check", return_value=Checked(status=TrialStatus.OK))
 
 
 def fastest_final_wins() -> AbstractContextManager[Any]:
@@ -64,7 +64,7 @@ def bad_candidates_come_back() -> AbstractContextManager[Any]:
     """A candidate that took its process down is tried again at the next point."""
     from moegen.tune.session import TuneSession
 
-    return mock.patch.object(TuneSession, "_ban", lambda self, found, point: None)
+    return mock.patch.object(TuneSession, "_ban", return_value=None)
 
 
 def points_written_piecemeal() -> AbstractContextManager[Any]:
