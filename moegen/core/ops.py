@@ -63,7 +63,8 @@ class OpSpec:
         act_scale: quantize, deinterleave_quantize: where their second-level scale comes from.
         bias: a bias is added after alpha in gemm1 and gemm2.
         fused_combine: gemm2 only: adds weighted rows into ``y_acc`` instead of writing ``out_rows``.
-        rows_layout: private order of ``x_rows`` and ``h_rows`` (``""``: row-major); such rows are padded to 128 columns.
+        rows_layout: private order of ``x_rows`` and ``h_rows`` (``""``: row-major); such rows
+            are padded to 128 columns.
     """
 
     kind: OpKind

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import platformdirs
 
+from moegen.core.errors import MoegenError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -25,15 +27,26 @@ class Settings:
 
 
 def read_settings() -> Settings:
-    """Reads the environment now; nothing is cached, so tests and callers may change it between calls."""
+    """Reads the environment now; nothing is cached, so tests and callers may change it between calls.
+
+    Raises:
+        MoegenError: MOEGEN_THREADS is not a whole number.
+    """
     home = os.environ.get("MOEGEN_HOME")
     packs = os.environ.get("MOEGEN_PACKS", "")
     return Settings(
         home=Path(home) if home else Path(platformdirs.user_cache_dir("moegen")),
         packs=tuple(Path(part) for part in packs.split(os.pathsep) if part),
-        threads=int(os.environ.get("MOEGEN_THREADS", "0")),
+        threads=_count("MOEGEN_THREADS"),
         no_build=os.environ.get("MOEGEN_NO_BUILD", "") == "1",
     )
+
+
+def _count(name: str) -> int:
+    text = os.environ.get(name, "").strip() or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise MoegenError(f"{text!r} is not a count", f"environment variable {name}", "set a whole number, 0 for all")
+    return int(text)
 
 
 def cpu_threads(settings: Settings) -> int:

@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -29,6 +30,8 @@ from moegen.runtime.runners import default_runner, default_target
 from moegen.runtime.workspace import ArenaPlan, main_op, plan_arena
 from moegen.store.artifacts import ArtifactStore
 from moegen.store.tables import TABLES, find_tables
+
+_Choice = TypeVar("_Choice", Epilogue, CombineMode)
 
 
 def load(
@@ -62,14 +65,17 @@ def load(
     """
     directory = Path(path)
     package = read_manifest(directory)
-    chosen = Target(target) if target is not None else default_target(tuple(package.targets))
+    chosen = default_target(tuple(package.targets)) if target is None else target
     if chosen not in package.targets:
         names = ", ".join(item.value for item in package.targets)
         raise MoegenError(
-            f"no target {chosen.value} (it has {names})",
+            f"no target {getattr(chosen, 'value', chosen)} (it has {names})",
             str(directory),
             "add it to the spec's targets, then moegen generate",
         )
+    chosen = Target(chosen)
+    if max_tokens is not None and max_tokens < 1:
+        raise MoegenError(f"max_tokens is {max_tokens}", str(directory), "give the most tokens of one call")
     return LoadedPackage(
         package=package,
         directory=directory,
@@ -78,13 +84,21 @@ def load(
         store=store or ArtifactStore.from_settings(read_settings()),
         max_tokens=max_tokens or max(package.layer["tune"]["tokens"]),
         choice=Choice(
-            epilogue=None if epilogue is None else Epilogue(epilogue),
-            combine=None if combine is None else CombineMode(combine),
+            epilogue=None if epilogue is None else _member(Epilogue, epilogue, "epilogue"),
+            combine=None if combine is None else _member(CombineMode, combine, "combine"),
             numerics=numerics,
             pipeline=pipeline,
             routing=routing,
         ),
     )
+
+
+def _member(kind: type[_Choice], value: str, name: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError as error:
+        known = ", ".join(member.value for member in kind)
+        raise MoegenError(f"{name} {value!r} is not known", "moegen.load", f"use one of {known}") from error
 
 
 @dataclass(kw_only=True)

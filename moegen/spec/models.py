@@ -1,6 +1,7 @@
 """The spec file as frozen pydantic models: every key, its type and its bounds."""
 
 from itertools import pairwise
+from keyword import iskeyword
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -208,6 +209,13 @@ class LayerSpec(Section):
     targets: tuple[Target, ...] = Field(min_length=1)
     schedules: dict[Target, TargetChoice] = {}
     tune: Tune = Tune()
+
+    @field_validator("name")
+    @classmethod
+    def _importable(cls, name: str) -> str:
+        if not name.isidentifier() or iskeyword(name):
+            raise PydanticCustomError("importable", "the package has this name, and Python cannot import it")
+        return name
 
     @field_validator("epilogues", "combine", "targets")
     @classmethod

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import faults
 import pytest
@@ -256,6 +257,21 @@ def test_no_manifest_no_target(tiny: TestPackage, tmp_path) -> None:
         load(tmp_path)
     with pytest.raises(MoegenError, match="no target sm_90a"):
         load(tiny.directory, target="sm_90a")
+    with pytest.raises(MoegenError, match="no target hopper"):
+        load(tiny.directory, target="hopper")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"epilogue": "fused"}, "interleaved, compact, fused_fp4"),
+        ({"combine": "any"}, "ordered"),
+        ({"max_tokens": -1}, "-1"),
+    ],
+)
+def test_unknown_options_are_refused(tiny: TestPackage, option: dict[str, Any], message: str) -> None:
+    with pytest.raises(MoegenError, match=message):
+        tiny.load(**option)
 
 
 def test_compiled_without_graph_breaks(layer: MoELayer) -> None:

@@ -136,6 +136,8 @@ def test_yaml_and_toml_of_one_spec_are_one_spec(tmp_path: Path) -> None:
         ("name: tiny", "name: ..", "is not a name"),
         ("name: tiny", "name: a/b", "is not a name"),
         ("name: tiny", "name: ''", "is not a name"),
+        ("name: tiny", "name: class", "spec.yaml:1: name: 'class': the package has this name"),
+        ("name: tiny", "name: 3b", "spec.yaml:1: name: '3b': the package has this name"),
         ("tokens: [1, 8]", "tokens: [8, 1]", "spec.yaml:13: tune.tokens: [8, 1]: token counts must rise"),
         ("tokens: [1, 8]", "tokens: [0]", "spec.yaml:13: tune.tokens.0: 0: input should be greater than or equal to 1"),
         ("{zipf: 1.0}", "{zipf: -1.0}", "spec.yaml:13: tune.routing.3.zipf: -1.0"),
