@@ -17,7 +17,7 @@ def verify(
 ) -> None:
     """Run every built pipeline: bit for bit on exact sums, within the float gates, and on stale memory.
 
-    A GPU target that this machine does not have is interpreted: its kernels' PTX runs on the CPU, with the race detector.
+    A GPU target that this machine does not have is interpreted: its PTX runs on the CPU, with the race detector.
     The exit code is 1 when any of it fails.
     """
     from moegen.cli.machines import INTERPRETED, runner_here

@@ -20,6 +20,7 @@ from moegen.core.enums import (
     TokenDtype,
 )
 from moegen.core.ops import Numerics, OpSpec
+from moegen.core.runner import Kernel
 from moegen.numerics.reference import run_op
 
 SWIZZLED = ScaleLayout.SWIZZLE_128X4
@@ -80,8 +81,7 @@ def test_fast_activations_are_near_the_exact_ones(blackwell_workshop: Workshop) 
     assert "ex2.approx" in blackwell_workshop.ptx(variant)
 
 
-def _both(op: OpSpec, case: Case, given: Buffers, kernel: object, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    assert callable(kernel)
+def _both(op: OpSpec, case: Case, given: Buffers, kernel: Kernel, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     written = launch(kernel, op, given, case.dims(), first_expert=case.first_expert)
     return written[name].float(), run_op(op, given, first_expert=case.first_expert)[name].float()
 
