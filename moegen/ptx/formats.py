@@ -46,7 +46,7 @@ FORMATS = {
     f.name: f
     for f in (
         Format("f32", 32, 23, 127, float(np.finfo(np.float32).max), True, 0x7FFFFFFF),
-        Format("tf32", 32, 10, 127, float((2 - 2.0**-10) * 2.0**127), True, 0x7FFFFFFF),
+        Format("tf32", 32, 10, 127, float((2 - 2.0**-10) * 2.0**127), True, 0x7FFFE000),
         Format("f16", 16, 10, 15, 65504.0, True, 0x7FFF),
         Format("bf16", 16, 7, 127, float((2 - 2.0**-7) * 2.0**127), True, 0x7FFF),
         Format("e4m3", 8, 3, 7, 448.0, False, 0x7F),

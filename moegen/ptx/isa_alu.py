@@ -83,7 +83,10 @@ def _high_part(kind: PtxType, x: str, y: str) -> str:
 def _multiply24(e: Emit) -> Lowered:
     kind = e.type()
     dst, a, b = e.dst(kind), e.src(kind), e.src(kind)
-    value = f"((R[{a}] << U4.type(8)) >> U4.type(8)) * ((R[{b}] << U4.type(8)) >> U4.type(8))"
+    # The low 24 bits of each operand, extended by its sign for .s32; the low 32 bits of the product.
+    letter = "I" if kind.kind == "s" else "U"
+    x, y = (f"((R[{s}] << U4.type(8)).view({letter}4) >> {letter}4.type(8)).view(U4)" for s in (a, b))
+    value = f"{x} * {y}"
     if e.mods[0] == "mad24":
         value += f" + R[{e.src(kind)}]"
     return e.pure(dst, value)

@@ -49,6 +49,8 @@ def _float_divide_directed(e: Emit) -> Lowered:
 def _float_divide_approx(e: Emit) -> Lowered:
     kind = e.type()
     dst, a, b = e.dst(kind), e.src(kind), e.src(kind)
+    if e.has("approx"):
+        return _float(e, "div_approx({0}, {1})", [a, b], dst, kind)
     return _float(e, "nan4({0}.view(F4) / {1}.view(F4))", [a, b], dst, kind)
 
 

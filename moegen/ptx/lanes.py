@@ -20,6 +20,7 @@ __all__ = [
     "cat",
     "clz",
     "copysign",
+    "div_approx",
     "div_dir",
     "dp4a",
     "fma4",
@@ -241,6 +242,15 @@ def approx(name: str, a: Any) -> Any:
     return nan4(y.astype(F4))
 
 
+def div_approx(a: Any, b: Any) -> Any:
+    """div.approx of f32 bits: the rounded quotient, but 0 (NaN for an infinite dividend) where the divisor exceeds
+    2^126, as PTX documents: the reciprocal is flushed there.
+    """
+    x, y = a.view(F4), b.view(F4)
+    large = (np.abs(y) > F4.type(2.0**126)) & np.isfinite(y)
+    return nan4(np.where(large, x * np.copysign(F4.type(0), y), x / y))
+
+
 # -- minimum, maximum, sign --------------------------------------------------------------------------------------
 
 
@@ -281,7 +291,7 @@ def testp(bits: Any, kind: str, width: int) -> Any:
         "infinite": (e == exponent) & (m == 0),
         "number": (e != exponent) | (m == 0),
         "notanumber": (e == exponent) & (m != 0),
-        "normal": (e != exponent) & (e != 0),
+        "normal": (e != exponent) & ((e != 0) | (m == 0)),  # PTX counts zeros as normal
         "subnormal": (e == 0) & (m != 0),
     }[kind]
 
@@ -336,11 +346,11 @@ def idiv(a: Any, b: Any) -> Any:
 
 
 def irem(a: Any, b: Any) -> Any:
-    """Remainder with the sign of the dividend; a divisor of 0 gives the dividend."""
+    """Remainder with the sign of the dividend; a divisor of 0 gives all ones, as an H200 does for every width."""
     zero = b == 0
     safe = np.where(zero, a.dtype.type(1), b)
-    r = a - idiv(a, safe).view(a.dtype) * safe
-    return np.where(zero, a, r).view(np.dtype(f"u{a.dtype.itemsize}"))
+    r = (a - idiv(a, safe).view(a.dtype) * safe).view(np.dtype(f"u{a.dtype.itemsize}"))
+    return np.where(zero, ~r.dtype.type(0), r)
 
 
 def popc(a: Any) -> Any:

@@ -108,7 +108,7 @@ INTEGER: dict[str, Callable[[int, int, int], int]] = {
     "prmt.b32 %r8, %r5, %r6, %r7;": permute,
     "sad.u32 %r8, %r5, %r6, %r7;": lambda a, b, c: abs(a - b) + c,
     "div.u32 %r8, %r5, %r6;": lambda a, b, c: a // b if b else 0xFFFFFFFF,
-    "rem.u32 %r8, %r5, %r6;": lambda a, b, c: a % b if b else a,
+    "rem.u32 %r8, %r5, %r6;": lambda a, b, c: a % b if b else 0xFFFFFFFF,
     "dp4a.s32.u32 %r8, %r5, %r6, %r7;": lambda a, b, c: (
         c + sum(signed(a >> s & 255, 8) * (b >> s & 255) for s in (0, 8, 16, 24))
     ),
@@ -379,6 +379,29 @@ def test_f32x2_pairs() -> None:
     got = apply3(body, X.view(np.uint32), Y.view(np.uint32), Z.view(np.uint32)).view(np.float32)
     want = np.array([exact_fma(float(y), float(z), float(z), "rn") for y, z in zip(Y, Z, strict=True)])
     same(got, want)
+
+
+@pytest.mark.parametrize(
+    ("statement", "a", "b", "want"),
+    [
+        # Values that an H200 gave; see benchmarks/ptx/h200_proof.
+        ("mul24.lo.s32 %r8, %r5, %r6;", 0xFFFFFFFF, 0x7FFFFFFF, 1),
+        ("mul24.lo.u32 %r8, %r5, %r6;", 0xFFFFFFFF, 0x7FFFFFFF, 0xFE000001),
+        ("rem.s32 %r8, %r5, %r6;", 15, 0, 0xFFFFFFFF),
+        ("testp.normal.f32 %p1, %f5; selp.b32 %r8, 1, 0, %p1;", 0x80000000, 0, 1),
+        ("testp.normal.f32 %p1, %f5; selp.b32 %r8, 1, 0, %p1;", 1, 0, 0),
+        ("cvt.rn.tf32.f32 %r8, %f5;", 0x7FC00000, 0, 0x7FFFE000),
+        ("cvt.rna.tf32.f32 %r8, %f5;", 0x7FC00000, 0, 0x7FC00000),
+        ("cvt.rna.tf32.f32 %r8, %f5;", 0x7F800001, 0, 0x7F800000),
+        ("div.approx.f32 %f8, %f5, %f6; mov.b32 %r8, %f8;", 0x7F7FFFFF, 0x7F7FFFFF, 0),
+        ("div.approx.f32 %f8, %f5, %f6; mov.b32 %r8, %f8;", 0xB78027C4, 0x7F5559A0, 0x80000000),
+        ("div.approx.f32 %f8, %f5, %f6; mov.b32 %r8, %f8;", 0x7F800000, 0x7F7FFFFF, 0x7FFFFFFF),
+        ("div.full.f32 %f8, %f5, %f6; mov.b32 %r8, %f8;", 0x7F7FFFFF, 0x7F7FFFFF, 0x3F800000),
+    ],
+)
+def test_special_values_of_the_hardware(statement: str, a: int, b: int, want: int) -> None:
+    a_words, b_words = (np.full(A.size, value, np.uint32) for value in (a, b))
+    assert set(apply3(statement, a_words, b_words).tolist()) == {want}
 
 
 def test_approximate_functions_are_close() -> None:

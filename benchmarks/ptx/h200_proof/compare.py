@@ -31,7 +31,8 @@ def judge(case: Case, got: Any, want: Any) -> dict[str, Any]:
     """Differences under the case's rule.
 
     Returns:
-        ``values``, ``different`` (bits), ``nan_payload`` (both NaN, other bits), ``failed`` (by the rule), ``worst``.
+        ``values``, ``different`` (bits), ``nan_payload`` (both NaN, other bits), ``failed`` (by the rule), ``worst`` and, where the
+        rule bounds only a range of arguments, ``without_bound`` (values outside it).
     """
     different = got != want
     a, b = _values(got, case.kind), _values(want, case.kind)
@@ -49,17 +50,29 @@ def judge(case: Case, got: Any, want: Any) -> dict[str, Any]:
     }
     if case.rule == "bits" or a is None:
         return out
-    rule, limit = case.rule.split(":")
+    rule, _, number = case.rule.partition(":")
+    limit = np.full(a.shape, float(number or 0))
     with np.errstate(all="ignore"):
         gap = np.abs(a - b)
-        gap = np.where(a == b, 0, gap)
         if rule == "ulp":
             gap = gap / np.spacing(np.maximum(np.abs(b), 2.0**-126).astype(np.float32)).astype(np.float64)
         elif rule == "rel":
             gap = gap / np.maximum(np.abs(b), np.sqrt(np.mean(np.where(np.isfinite(b), b, 0) ** 2)))
-    gap = np.where(nan | (np.isnan(a) & np.isnan(b)), 0, gap)
-    out["worst"] = float(np.nanmax(gap)) if gap.size else 0.0
-    out["failed"] = int((~(gap <= float(limit))).sum())
+        elif rule == "lg2":
+            x = _values(case.args[0], "f32")
+            inner = (x > 0.5) & (x < 2)
+            gap = np.where(inner, gap, gap / np.abs(b))
+            limit[:] = 2.0**-22
+        elif rule == "sincos":
+            x = np.abs(_values(case.args[0], "f32"))
+            limit = np.where(x <= 2 * np.pi, 2.0**-20.5, 2.0**-14.7)
+            unbounded = (x > 100 * np.pi) & np.isfinite(x)
+            limit[unbounded] = np.inf
+            out["without_bound"] = int(unbounded.sum())
+    gap = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, gap)
+    bounded = np.isfinite(limit)
+    out["worst"] = float(np.nanmax(gap[bounded])) if bounded.any() else 0.0
+    out["failed"] = int((bounded & ~(gap <= limit)).sum())
     return out
 
 
@@ -79,6 +92,8 @@ def main() -> None:
         row |= {"rule": case.rule}
         if "worst" in rows[0]:
             row["worst"] = max(r["worst"] for r in rows)
+        if "without_bound" in rows[0]:
+            row["without_bound"] = sum(r["without_bound"] for r in rows)
         for argument, (array, fields) in case.maps.items():
             ones = (1,) * len(fields["dims"])
             ours = tensormap.encode(

@@ -238,6 +238,7 @@ struct __align__(64) TensorMap { u64 words[16]; };
     barrier_wait(b, 0);                                                                                                         \
     for (u32 k = t * 4; k < bytes; k += 128) *(u32*)(raw + k) = *(u32*)(s + k);                                                 \
     __syncthreads();                                                                                                            \
+    x = max(x, 0), y = max(y, 0), z = max(z, 0); /* a store must not start before the tensor */                                 \
     if (t == 0) {                                                                                                               \
       asm volatile("cp.async.bulk.tensor." dims ".global.shared::cta.tile.bulk_group [%1, {" coordinates "}], [%0];"            \
                    ::"r"(base), "l"(&target), "r"(b), __VA_ARGS__ : "memory");                                                  \
