@@ -9,6 +9,7 @@ from moegen.core.enums import Target
 from moegen.core.errors import TuneError
 from moegen.core.ops import Numerics
 from moegen.core.package import Package, Pipeline
+from moegen.runtime.workspace import main_op
 from moegen.store.database import Result
 from moegen.store.trials import Environment
 from moegen.tune.explore import covering
@@ -21,8 +22,10 @@ _TRIAL_BYTES = 900
 """Bytes of one trial with its share of the records that it refers to, as measured on a database of 10,000."""
 _REQUEST_US = 150.0
 """Cost of one request to the worker and of one untimed call's host work, microseconds."""
-_GATE_FACTOR = 100.0
-"""A reference evaluation in torch costs about this many calls of a good kernel."""
+_POINT_S = 0.5
+"""Making an input and running a small reference, seconds."""
+_REFERENCE_WEIGHTS_S, _REFERENCE_FLOPS_S = 5e8, 2e10
+"""Weights that the reference dequantises a second, and flops that it does, on two cores: orders of magnitude."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +113,7 @@ def estimate(
     for point in points:
         call_us = _model_us(pipelines, point.tokens)
         seconds += calls_at_point * (call_us + per_call_us) / 1e6
-        seconds += (races_held + len(cover)) * call_us * _GATE_FACTOR / 1e6
+        seconds += _POINT_S + len(defaults) * _reference_s(pipelines, point.tokens)
     trials = len(points) * (races_held + 2 + steps)
     return Estimate(
         points=len(points),
@@ -118,6 +121,15 @@ def estimate(
         seconds=seconds,
         disk_bytes=trials * _TRIAL_BYTES,
     )
+
+
+def _reference_s(pipelines: Sequence[Pipeline], tokens: int) -> float:
+    """Seconds of one reference evaluation of the layer."""
+    if not pipelines:
+        return 0.0
+    op = main_op(pipelines[0])
+    matrices = (3 if op.gated else 2) * op.hidden * op.intermediate
+    return op.experts * matrices / _REFERENCE_WEIGHTS_S + 2 * tokens * op.top_k * matrices / _REFERENCE_FLOPS_S
 
 
 def _model_us(pipelines: Sequence[Pipeline], tokens: int) -> float:
