@@ -1,6 +1,7 @@
 """``moegen new``, ``validate`` and ``schema``: writing and checking spec files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -56,9 +57,15 @@ def schema() -> None:
 def _template(name: str | None) -> str:
     """The shipped quickstart, renamed: a spec that builds everywhere is the best thing to edit."""
     from moegen.core.paths import data_root
+    from moegen.spec.load import validated
+    from moegen.spec.source import read_document
 
-    text = (data_root("specs") / "quickstart.yaml").read_text()
-    return text if name is None else text.replace("name: quickstart", f"name: {name}", 1)
+    path = data_root("specs") / "quickstart.yaml"
+    if name is None:
+        return path.read_text()
+    document = read_document(path)
+    validated(replace(document, path=Path("--name"), data={**document.data, "name": name}, lines={}))
+    return path.read_text().replace("name: quickstart", f"name: {name}", 1)
 
 
 def spec_of_checkpoint(folder: Path, name: str | None = None) -> str:
