@@ -31,8 +31,8 @@ def judge(case: Case, got: Any, want: Any) -> dict[str, Any]:
     """Differences under the case's rule.
 
     Returns:
-        ``values``, ``different`` (bits), ``nan_payload`` (both NaN, other bits), ``failed`` (by the rule), ``worst`` and, where the
-        rule bounds only a range of arguments, ``without_bound`` (values outside it).
+        ``values``, ``different`` (bits), ``nan_payload`` (both NaN, other bits), ``failed`` (by the rule), ``worst``
+        and, where the rule bounds only a range of arguments, ``without_bound`` (values outside it).
     """
     different = got != want
     a, b = _values(got, case.kind), _values(want, case.kind)
