@@ -114,6 +114,8 @@ def _explain(item: Any, field: FieldPath, data: dict[str, Any]) -> tuple[str, st
         return f"{item['input']!r} has the wrong form", f"give one of {context['expected_tags']}"
     if kind in ("enum", "literal_error"):
         return f"{item['input']!r} is not known", f"use {context['expected']}"
+    if kind == "importable":
+        return f"{item['input']!r} is no name that Python can import", "begin with a letter, and use no keyword"
     message = item["msg"][0].lower() + item["msg"][1:]
     return f"{item['input']!r}: {message}", "correct the value"
 

@@ -214,7 +214,7 @@ class LayerSpec(Section):
     @classmethod
     def _importable(cls, name: str) -> str:
         if not name.isidentifier() or iskeyword(name):
-            raise PydanticCustomError("importable", "the package has this name, and Python cannot import it")
+            raise PydanticCustomError("importable", "Python cannot import it")
         return name
 
     @field_validator("epilogues", "combine", "targets")

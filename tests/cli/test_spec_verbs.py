@@ -29,7 +29,7 @@ def test_new_writes_a_valid_spec(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../mine", "class", "a b"])
 def test_new_refuses_a_name_before_it_writes(tmp_path: Path, name: str) -> None:
-    assert "--name: name: " in failure("new", "--name", name, "-o", tmp_path / "mine.yaml")
+    assert "where: --name" in failure("new", "--name", name, "-o", tmp_path / "mine.yaml")
     assert not list(tmp_path.iterdir())
 
 
