@@ -130,7 +130,8 @@ def test_a_store_to_negative_coordinates_is_refused(entry: str) -> None:
     assert text != case.text
     with pytest.raises(ExecutionError, match="negative coordinates") as error:
         interpreter.run(replace(case, text=text))
-    assert error.value.report is not None and error.value.report.check is Check.OUT_OF_BOUNDS
+    assert error.value.report is not None
+    assert error.value.report.check is Check.OUT_OF_BOUNDS
 
 
 def test_tensor_reductions_add() -> None:

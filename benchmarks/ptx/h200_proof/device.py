@@ -121,6 +121,6 @@ class Device:
             return (ctypes.c_uint8 * 128).from_buffer_copy(value)
         if isinstance(value, float):
             return ctypes.c_float(value)
-        if isinstance(value, np.uint16):
+        if isinstance(value, np.generic) and value.nbytes == 2:
             return ctypes.c_uint16(int(value))
         return ctypes.c_uint64(int(value) & (1 << 64) - 1)
