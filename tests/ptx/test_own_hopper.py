@@ -19,7 +19,7 @@ from moegen.numerics.reference import defined_rows, run_op
 from moegen.ptx import Check, Options, Policy, Severity
 from moegen.ptx.runner import InterpreterRunner
 
-# A gemm decodes whole blocks of K: past the end of K it loads shared memory that no copy wrote, and drops it.
+# A gemm decodes whole blocks of K: past the end of K it loads codes that no copy wrote.
 PADDING = {Check.UNINITIALISED: Severity.WARNING}
 SCHEDULES = (
     Options(seed=1, races=True, severity=PADDING, resident_clusters=0),
