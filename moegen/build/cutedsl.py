@@ -39,23 +39,11 @@ _GET_IT = 'pip install "moegen[cutedsl]"'
 class CuTeDSL:
     """CuTeDSL for one architecture, such as ``sm_100a``, in worker processes that see no GPU."""
 
+    name = "CuTeDSL"
+    notice = ""  # the architecture is the target's own
+
     def __init__(self, arch: str) -> None:
-        self._arch = arch
-
-    @property
-    def name(self) -> str:
-        """``CuTeDSL``."""
-        return "CuTeDSL"
-
-    @property
-    def arch(self) -> str:
-        """The one architecture that the cubin runs on."""
-        return self._arch
-
-    @property
-    def notice(self) -> str:
-        """Nothing: the architecture is the target's own."""
-        return ""
+        self.arch = arch
 
     def discover(self) -> str:
         """Version of nvidia-cutlass-dsl; raises ToolchainMissing."""
@@ -88,7 +76,7 @@ class CuTeDSL:
     def compile(self, jobs: Sequence[CompileJob], work: Path, parallel: int, done: Done) -> None:
         """See :meth:`Toolchain.compile`."""
         self.discover()
-        pool = _Pool(self._arch, find_gxx()[0], work)
+        pool = _Pool(self.arch, find_gxx()[0], work)
         with ThreadPoolExecutor(max_workers=min(parallel, max(len(jobs), 1))) as threads:
             futures = {threads.submit(pool.compile, job): job for job in jobs}
             try:

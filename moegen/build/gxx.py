@@ -81,28 +81,17 @@ class Gxx:
     """g++ through ninja, one shared object a source.
 
     Args:
-        arch: ``-march`` and artifact tag; default: the baseline of this machine.
+        arch: ``-march`` and artifact tag, such as ``x86-64-v3`` or ``armv8-a``; default: the baseline of this machine.
+
+    ``notice`` says why kernels are not built for the usual baseline, if they are not.
     """
+
+    name = "g++"
 
     def __init__(self, arch: str | None = None) -> None:
         host = host_cpu_arch()
-        self._arch = arch or host.name
-        self._notice = "" if arch else host.notice
-
-    @property
-    def name(self) -> str:
-        """``g++``."""
-        return "g++"
-
-    @property
-    def arch(self) -> str:
-        """``x86-64-v3``, ``x86-64-v2`` or ``armv8-a``."""
-        return self._arch
-
-    @property
-    def notice(self) -> str:
-        """Why kernels are not built for the usual baseline, if they are not."""
-        return self._notice
+        self.arch = arch or host.name
+        self.notice = "" if arch else host.notice
 
     def discover(self) -> str:
         """Version line of g++; raises ToolchainMissing."""
@@ -129,7 +118,7 @@ class Gxx:
                 program=compiler,
                 arguments=(
                     *FLAGS,
-                    f"-march={self._arch}",
+                    f"-march={self.arch}",
                     *include,
                     *hide_paths(job),
                     *job.options,

@@ -29,33 +29,21 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 class Nvcc:
     """nvcc for one architecture, such as ``sm_90a``."""
 
+    name = "nvcc"
+    notice = ""  # the architecture is the target's own
+
     def __init__(self, arch: str) -> None:
-        self._arch = arch
-
-    @property
-    def name(self) -> str:
-        """``nvcc``."""
-        return "nvcc"
-
-    @property
-    def arch(self) -> str:
-        """The one architecture that the cubin runs on."""
-        return self._arch
-
-    @property
-    def notice(self) -> str:
-        """Nothing: the architecture is the target's own."""
-        return ""
+        self.arch = arch
 
     def discover(self) -> str:
         """nvcc's build string and where it was found; raises ToolchainMissing."""
         find_gxx()
-        toolkit = find_toolkit(self._arch)
+        toolkit = find_toolkit(self.arch)
         return f"{toolkit.build} ({toolkit.source})"
 
     def identity(self) -> Identity:
         """Both compilers, linker, C library, FFI headers and fixed flags; raises ToolchainMissing."""
-        toolkit = find_toolkit(self._arch)
+        toolkit = find_toolkit(self.arch)
         return (
             ("nvcc", toolkit.build),
             ("cccl", toolkit.cccl),
@@ -68,7 +56,7 @@ class Nvcc:
 
     def compile(self, jobs: Sequence[CompileJob], work: Path, parallel: int, done: Done) -> None:
         """See :meth:`Toolchain.compile`. Two steps a source; the second runs only when the first succeeds."""
-        toolkit, host = find_toolkit(self._arch), find_gxx()[0]
+        toolkit, host = find_toolkit(self.arch), find_gxx()[0]
         include, link = tvm_ffi_flags()
         by_step: dict[str, CompileJob] = {}
         steps: list[Step] = []
@@ -90,7 +78,7 @@ class Nvcc:
         run_steps(steps, work, parallel, finished)
 
     def _device_step(self, job: CompileJob, toolkit: Toolkit, host: str) -> Step:
-        number = self._arch.removeprefix("sm_")
+        number = self.arch.removeprefix("sm_")
         includes = [word for folder in job.include for word in ("-I", str(folder))]
         options = [option for option in job.options if option != ALLOW_SPILLS]
         return Step(

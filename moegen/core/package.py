@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moegen.core.canonical import canonical_json, digest, plain
+from moegen.core.canonical import canonical_json, digest
 from moegen.core.enums import CombineMode, Epilogue, Target
 from moegen.core.errors import StoreError
 from moegen.core.ops import Numerics, OpSpec, numerics_from_json, op_from_json
@@ -179,7 +179,6 @@ __all__ = [
     "manifest_text",
     "package_from_json",
     "pipeline_from_json",
-    "plain",
     "read_manifest",
     "write_manifest",
 ]
