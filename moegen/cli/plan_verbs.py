@@ -8,6 +8,9 @@ import typer
 from moegen.cli.console import show_json, show_line, show_table, size
 from moegen.cli.options import GENERATED, AsJson, ManyTargets, SpecFile
 
+MOST_SHOWN = 12
+"""Rows of one list of ``plan --why``; thousands of schedules would bury the reasons."""
+
 
 def plan(
     spec: SpecFile,
@@ -94,13 +97,34 @@ def _show_why(item: dict[str, Any]) -> None:
     ]
     show_table(("op", "weight pack", "bytes a layer", "model µs", ""), rows, "weight packs: one serves all pipelines")
     show_line()
-    show_table(
-        ("pipeline", "times the best"),
-        [(dropped["name"], dropped["slower"]) for dropped in item["dropped"]],
-        "pipelines that the time model ranked out",
-    )
+    dropped = [(one["name"], one["slower"]) for one in item["dropped"]]
+    title = f"{len(dropped)} pipelines that the time model ranked out, nearest first"
+    show_table(("pipeline", "times the best"), dropped[:MOST_SHOWN], title)
+    _show_rest(len(dropped) - MOST_SHOWN)
     show_line()
     for op in item["ops"]:
-        rows = [(s["schedule"], s["mean_us"], s["verdict"], "used" * s["used"]) for s in op["schedules"]]
-        show_table(("schedule", "model µs", "verdict", ""), rows, f"{op['op']}: {op['legal']} of {len(rows)} legal")
+        legal = [s for s in op["schedules"] if s["legal"]]
+        rows = [(s["schedule"], s["mean_us"], "used" * s["used"]) for s in legal]
+        title = f"{op['op']}: {op['legal']} of {len(op['schedules'])} schedules legal, best first"
+        show_table(("schedule", "model µs", ""), rows[:MOST_SHOWN], title)
+        _show_rest(len(rows) - MOST_SHOWN)
+        refused = _by_reason(op["schedules"])
+        if refused:
+            show_table(("refused", "reason", "for example"), refused[:MOST_SHOWN])
+            _show_rest(len(refused) - MOST_SHOWN)
         show_line()
+
+
+def _by_reason(schedules: list[dict[str, Any]]) -> list[tuple[int, str, str]]:
+    """(how many, reason, one of them) of the illegal schedules, most frequent first."""
+    examples: dict[str, list[str]] = {}
+    for schedule in schedules:
+        if not schedule["legal"]:
+            examples.setdefault(schedule["verdict"], []).append(schedule["schedule"])
+    rows = [(len(names), reason, names[0]) for reason, names in examples.items()]
+    return sorted(rows, key=lambda row: (-row[0], row[1]))
+
+
+def _show_rest(count: int) -> None:
+    if count > 0:
+        show_line(f"... and {count} more; --json has all of them")

@@ -54,7 +54,7 @@ def _ops(plan: TargetPlan) -> list[dict[str, Any]]:
             "op": name,
             "legal": sum(judged.verdict.legal for judged in group),
             "refused": dict(Counter(judged.verdict.predicate for judged in group if not judged.verdict.legal)),
-            "schedules": [_schedule(judged, used) for judged in group],
+            "schedules": sorted((_schedule(judged, used) for judged in group), key=_rank),
         }
         for name, group in groups.items()
     ]
@@ -63,10 +63,16 @@ def _ops(plan: TargetPlan) -> list[dict[str, Any]]:
 def _schedule(judged: Judged, used: set[str]) -> dict[str, Any]:
     return {
         "schedule": judged.variant.schedule.name,
+        "legal": judged.verdict.legal,
         "verdict": str(judged.verdict),
         "mean_us": _mean_us(judged.times_us) if judged.verdict.legal else None,
         "used": judged.name in used,
     }
+
+
+def _rank(schedule: dict[str, Any]) -> tuple[bool, float, str]:
+    """Legal schedules first, fastest first; equal ones in the order of names."""
+    return (not schedule["legal"], schedule["mean_us"] or 0.0, schedule["schedule"])
 
 
 def _mean_us(times_us: tuple[float, ...]) -> float:

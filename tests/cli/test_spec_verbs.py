@@ -65,6 +65,8 @@ def test_plan_says_why(tmp_path: Path) -> None:
     text = call("plan", QUICKSTART, "--target", "cpu", "--why")
     assert "fused_fp4-ordered" in text
     assert "redundant: half of this k_chunk" in text
+    assert "more; --json has all of them" in text
+    assert len(text.splitlines()) < 500
     (found,) = json.loads(call("plan", QUICKSTART, "--target", "cpu", "--json"))
     assert found["default"] in {pipeline["name"] for pipeline in found["pipelines"]}
     gemms = [op for op in found["ops"] if op["op"].startswith("gemm1")]
