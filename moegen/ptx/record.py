@@ -164,21 +164,21 @@ def _replay_step(
         moves.append((block["base"], data.size, view.ctypes.data))
         places.append((block["name"], view, k))
     for _, view, _ in places:
-        _relocate(view, moves)
+        relocate(view, moves)
     items = []
     for data in step["launches"]:
         item = _launch_of(data)
         if item.entry not in modules:
             raise RecordError(f"no PTX for entry {item.entry}")
         params = np.frombuffer(bytearray(item.params), np.uint8)
-        _relocate(params, moves)
+        relocate(params, moves)
         items.append((modules[item.entry], Launch(**{**item.__dict__, "params": params.tobytes()})))
     out.results.append(run_launches(items, options, memory))
     differences, finals = {}, {}
     reverse = [(new, size, old) for old, size, new in moves]
     for name, view, k in places:
         final = view.copy()
-        _relocate(final, reverse)
+        relocate(final, reverse)
         finals[f"{name} #{k}"] = final
         if step["finished"]:
             count = int((final != arrays[f"m{s}_{k}_after"]).sum())
@@ -188,7 +188,7 @@ def _replay_step(
     out.memory.append(finals)
 
 
-def _relocate(data: Any, moves: list[tuple[int, int, int]]) -> None:
+def relocate(data: Any, moves: list[tuple[int, int, int]]) -> None:
     """Rewrites every aligned 8-byte word that points into a moved allocation."""
     count = data.size // 8
     words = np.frombuffer(data[: count * 8].tobytes(), np.uint64)

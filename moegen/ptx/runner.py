@@ -18,6 +18,7 @@ from moegen.ptx.capture import ATTRIBUTES, Session, runtime
 from moegen.ptx.errors import CaptureError, ExecutionError
 from moegen.ptx.launch import Module, Result
 from moegen.ptx.options import Options
+from moegen.ptx.record import Recording
 
 _PTX, _OBJECT = "kernel.ptx", "kernel.so"
 _CUDA_DEVICE = 2
@@ -48,16 +49,20 @@ class InterpreterRunner:
     Args:
         target: what the artifacts were built for.
         schedules: every call runs once under each, on the same inputs, and must write the same bytes under all of them.
+        recorder: keeps the launches of every call, as the first schedule ran them, for a later replay.
 
     Attributes:
         results: of every run, in order; their reports are the findings.
     """
 
-    def __init__(self, target: Target, schedules: Sequence[Options] = (Options(),)) -> None:
+    def __init__(
+        self, target: Target, schedules: Sequence[Options] = (Options(),), recorder: Recording | None = None
+    ) -> None:
         if target not in (Target.SM_90A, Target.SM_100A, Target.SM_103A):
             raise CaptureError(f"target {target.value} has no PTX")
         self.target = target
         self.schedules = tuple(schedules)
+        self.recorder = recorder
         self.results: list[Result] = []
         self._modules: dict[Path, list[tuple[str, Module]]] = {}
 
@@ -89,9 +94,11 @@ class InterpreterRunner:
         except (OSError, RuntimeError, AttributeError, KeyError) as error:
             raise StoreError(f"cannot load {symbol} ({error})", str(directory), "moegen build") from error
         module = Module(text, str(path))
+        if self.recorder is not None:
+            self.recorder.add_ptx(directory.name, text)
 
         def launch(*arguments: object) -> None:
-            session = Session(self.schedules[0])
+            session = Session(self.schedules[0], self.recorder)
             session.add_module(module)
             converted: list[Any] = []
             for number, argument in enumerate(arguments):
@@ -122,6 +129,7 @@ class InterpreterRunner:
             result = session.flush()
             assert result is not None
             self.results.append(result)
+            session.recorder = None
             if not first:
                 first = [view.copy() for view in views] if len(self.schedules) > 1 else []
                 continue

@@ -7,7 +7,9 @@ import numpy as np
 
 from benchmarks.ptx.h200_proof.scalar import Case
 
-_DYNAMIC_SHARED, _CLUSTER = 8, 4
+_DYNAMIC_SHARED = 8
+_CLUSTER, _PROGRAMMATIC, _COOPERATIVE = 4, 6, 2
+_BUFFER_POINTER, _BUFFER_SIZE = 1, 2
 _FORMAT_TO_ENUM = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7, 9: 8, 10: 9}
 
 
@@ -59,6 +61,59 @@ class Device:
             self.modules[key] = handle
         return self.modules[key]
 
+    def function(self, text: str, entry: str, smem: int) -> ctypes.c_void_p:
+        """A kernel that may use ``smem`` bytes of dynamic shared memory."""
+        function = ctypes.c_void_p()
+        self.call("cuModuleGetFunction", ctypes.byref(function), self.module(text), entry.encode())
+        if smem:
+            self.call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, smem)
+        return function
+
+    def allocate(self, size: int) -> int:
+        """Address of new memory."""
+        pointer = ctypes.c_uint64()
+        self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(size, 256)))
+        return pointer.value
+
+    def free(self, address: int) -> None:
+        self.call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def upload(self, address: int, data: Any) -> None:
+        """Copies an array to the device."""
+        self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), ctypes.c_void_p(data.ctypes.data), data.nbytes)
+
+    def download(self, address: int, data: Any) -> None:
+        """Copies from the device into an array."""
+        self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(data.ctypes.data), ctypes.c_uint64(address), data.nbytes)
+
+    def synchronize(self) -> None:
+        """Waits for all launches; raises RuntimeError if one failed."""
+        self.call("cuCtxSynchronize")
+
+    def launch(
+        self,
+        function: ctypes.c_void_p,
+        *,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        cluster: tuple[int, int, int],
+        smem: int,
+        params: bytes,
+        programmatic: bool,
+        cooperative: bool,
+    ) -> None:
+        """Launches with a parameter block as it lies in memory."""
+        chosen = [(_CLUSTER, cluster)] if cluster != (1, 1, 1) else []
+        chosen += [(_PROGRAMMATIC, (1,))] if programmatic else []
+        chosen += [(_COOPERATIVE, (1,))] if cooperative else []
+        attributes = (_Attribute * 3)(*[_Attribute(id, 0, (ctypes.c_uint32 * 16)(*v)) for id, v in chosen])
+        config = _Config(grid, block, smem, None, ctypes.addressof(attributes), len(chosen))
+        buffer, size = ctypes.create_string_buffer(params, len(params)), ctypes.c_size_t(len(params))
+        extra = (ctypes.c_void_p * 5)(
+            _BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), None
+        )
+        self.call("cuLaunchKernelEx", ctypes.byref(config), function, None, extra)
+
     def driver_map(self, fields: dict[str, Any], address: int) -> bytes:
         """A tensor map as the driver encodes it."""
         out = (ctypes.c_uint64 * 32)()
@@ -78,19 +133,12 @@ class Device:
 
     def run(self, case: Case, encode: Any) -> tuple[dict[int, Any], dict[str, Any]]:
         """Results by argument index, and the driver's own tensor maps with the addresses they were made for."""
-        function = ctypes.c_void_p()
-        self.call("cuModuleGetFunction", ctypes.byref(function), self.module(case.text), case.entry.encode())
-        if case.smem:
-            self.call("cuFuncSetAttribute", function, _DYNAMIC_SHARED, case.smem)
+        function = self.function(case.text, case.entry, case.smem)
         memory: dict[int, ctypes.c_uint64] = {}
         for k, value in enumerate(case.args):
             if isinstance(value, np.ndarray):
-                pointer = ctypes.c_uint64()
-                self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(value.nbytes, 256)))
-                self.call(
-                    "cuMemcpyHtoD_v2", pointer, value.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(value.nbytes)
-                )
-                memory[k] = pointer
+                memory[k] = ctypes.c_uint64(self.allocate(value.nbytes))
+                self.upload(memory[k].value, value)
         addresses = {k: p.value for k, p in memory.items()}
         maps = encode(case, addresses)
         extra: dict[str, Any] = {}
@@ -103,14 +151,13 @@ class Device:
         clustered = case.cluster != (1, 1, 1)
         config = _Config(case.grid, case.block, case.smem, None, ctypes.addressof(attribute), int(clustered))
         self.call("cuLaunchKernelEx", ctypes.byref(config), function, pointers, None)
-        self.call("cuCtxSynchronize")
+        self.synchronize()
         results = {}
         for k in case.outputs:
-            out = np.empty_like(case.args[k])
-            self.call("cuMemcpyDtoH_v2", out.ctypes.data_as(ctypes.c_void_p), memory[k], ctypes.c_size_t(out.nbytes))
-            results[k] = out
+            results[k] = np.empty_like(case.args[k])
+            self.download(memory[k].value, results[k])
         for pointer in memory.values():
-            self.call("cuMemFree_v2", pointer)
+            self.free(pointer.value)
         return results, extra
 
     @staticmethod
