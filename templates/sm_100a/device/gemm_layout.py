@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float4E2M1FN, Float8E4M3FN, Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers, blockscaled_layout
+from sm_100a.device import gemm_work
 
 BLOCK = 16
 MMA_K = 64
@@ -187,6 +188,19 @@ def make_copies(gemm, codes, scales, weight_codes, weight_scales):
     return tuple(made)
 
 
+def operand_tiles(gemm, work):
+    """(tile of A, tile of B, layer of A, layer of B): token tiles lie in one layer, weight tiles in their expert's."""
+    if gemm.swapped:
+        return work.weight_tile, work.token_tile, work.expert, 0
+    return work.token_tile, work.weight_tile, 0, work.expert
+
+
+def accumulator_tensor(gemm, mma, base):
+    """Accumulators in tensor memory: (MMA, 1, 1, stage)."""
+    shape = cute.append(mma.partition_shape_C((gemm.rows, gemm.cols)), gemm.acc_stages)
+    return cute.make_tensor(base, mma.make_fragment_C(shape).layout)
+
+
 def stage_bytes(layouts):
     """Bytes that one stage's copies bring."""
     kinds = (Float4E2M1FN, Float4E2M1FN, Float8E4M3FN, Float8E4M3FN)
@@ -207,8 +221,10 @@ def make_storage(gemm, layouts):
     class Storage:
         filled: cute.struct.MemRange[Int64, 2 * gemm.stages]
         accumulated: cute.struct.MemRange[Int64, 2 * gemm.acc_stages]
+        scheduled: cute.struct.MemRange[Int64, 2 * gemm_work.DEPTH]
         tmem_released: Int64
         tmem_address: Int32
+        items: cute.struct.Align[cute.struct.MemRange[Int32, gemm_work.WORDS * gemm_work.DEPTH], 16]
         a: tile(Float4E2M1FN, layout_a.outer)
         b: tile(Float4E2M1FN, layout_b.outer)
         scales_a: tile(Float8E4M3FN, layout_scales_a)
