@@ -126,8 +126,9 @@ def freeze(
 
     _, manifest = load_package(package, generated)
     with open_database(database) as db:
-        results = db.results(package=manifest.digest, target=target.value)
-        pins = db.pins(manifest.digest, target.value)
+        offer = manifest.offer_digest(target)
+        results = db.results(package=offer, target=target.value)
+        pins = db.pins(offer, target.value)
     policy = SelectPolicy(tie_band=tie_band, switch_margin=margin)
     for path in write_tables(freeze_tables(results, manifest, target, policy, pins), output):
         show_line(str(path))
@@ -153,7 +154,12 @@ def pin(
     if pipeline not in names:
         raise StoreError(f"no pipeline {pipeline!r} on {target.value}", str(directory), "moegen plan lists them")
     record = Pin(
-        package=manifest.digest, target=target.value, tokens=tokens, routing=routing, pipeline=pipeline, reason=reason
+        package=manifest.offer_digest(target),
+        target=target.value,
+        tokens=tokens,
+        routing=routing,
+        pipeline=pipeline,
+        reason=reason,
     )
     with open_database(database) as db:
         db.add([record])

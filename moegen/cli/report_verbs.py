@@ -34,8 +34,9 @@ def report(
         raise MoegenError(f"plots need {error.name}", "report", "pip install 'moegen[report]'") from error
     _, manifest = load_package(package, generated)
     with open_database(database) as db:
-        results = db.results(package=manifest.digest, target=target.value)
-        pins = db.pins(manifest.digest, target.value)
+        offer = manifest.offer_digest(target)
+        results = db.results(package=offer, target=target.value)
+        pins = db.pins(offer, target.value)
     data = gather(results, manifest, target, open_store(), SelectPolicy(), pins)
     path = output or Path(f"report-{manifest.name}-{target.value}.html")
     path.write_text(render(data))

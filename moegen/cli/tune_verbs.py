@@ -25,7 +25,6 @@ from moegen.core.errors import TuneError
 from moegen.tune.policy import Cache, Effort
 
 if TYPE_CHECKING:
-    from moegen.core.package import Package
     from moegen.store.tables import Table
     from moegen.tune.policy import MeasurePolicy
     from moegen.tune.session import SessionReport, Step
@@ -97,7 +96,8 @@ def tune(
             show_json(estimate) if as_json else show_line("dry run: nothing was measured")
             return
         report = session.run(points)
-        results, pins = db.results(package=manifest.digest, target=target.value), db.pins(manifest.digest, target.value)
+        offer = manifest.offer_digest(target)
+        results, pins = db.results(package=offer, target=target.value), db.pins(offer, target.value)
     if report.ending is Ending.INTERRUPTED:
         show_note(f"interrupted after {report.explored} points; the same command goes on from there")
         raise typer.Exit(130)
@@ -105,7 +105,7 @@ def tune(
     paths = write_tables(tables, None)
     if any(table.policy != policy_content(policy.record(Stage.FINAL)) for table in tables):
         show_note("the table keeps measurements under another policy, which cover more points than these")
-    _show(report, tables, paths, manifest, as_json)
+    _show(report, tables, paths, manifest.offer_digest(target), as_json)
 
 
 def parse_duration(text: str) -> float:
@@ -154,11 +154,11 @@ def _worker(directory: Path, target: Target, policy: "MeasurePolicy", timeout: f
     return Worker(FACTORY, options, timeout_s=timeout)
 
 
-def _show(report: "SessionReport", tables: "list[Table]", paths: list[Path], package: "Package", as_json: bool) -> None:
+def _show(report: "SessionReport", tables: "list[Table]", paths: list[Path], offer: str, as_json: bool) -> None:
     if as_json:
         show_json(
             {
-                "package": package.digest,
+                "package": offer,
                 "session": {**vars(report), "ending": report.ending.value},
                 "tables": [
                     {"path": str(path), "digest": table.digest} for path, table in zip(paths, tables, strict=True)

@@ -13,6 +13,8 @@ from moegen.core.ops import Numerics, OpSpec, numerics_from_json, op_from_json
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+LAYER_FACTS = ("geometry", "activation", "weights", "activations", "scale_layout", "numerics")
+"""Sections of ``Package.layer`` that say what is computed; the others say how to look for kernels."""
 _INNERMOST_LIST = re.compile(r"\[[^][{}\"]*\]")
 
 
@@ -90,6 +92,18 @@ class Package:
     def digest(self) -> str:
         """Identity of the package: any change of a source, a pipeline or the layer changes it."""
         return digest(self, "moegen.package")
+
+    def offer_digest(self, target: Target) -> str:
+        """Identity of what one target offers: it changes with the layer, the target's pipelines and their sources, and
+        with nothing that other targets do."""
+        return digest({"layer": self._facts(), "offer": self.targets[target]}, "moegen.offer")
+
+    def layer_digest(self, target: Target) -> str:
+        """Identity of the layer itself on a target, whatever kernels serve it."""
+        return digest({"layer": self._facts(), "target": target}, "moegen.layer")
+
+    def _facts(self) -> dict[str, Any]:
+        return {name: self.layer[name] for name in LAYER_FACTS if name in self.layer}
 
     def pipeline(self, target: Target, name: str) -> Pipeline:
         """Raises KeyError when the target has no such pipeline."""
@@ -170,6 +184,7 @@ def pipeline_from_json(data: dict[str, Any]) -> Pipeline:
 
 
 __all__ = [
+    "LAYER_FACTS",
     "MANIFEST",
     "Package",
     "Pipeline",

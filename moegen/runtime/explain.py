@@ -112,7 +112,7 @@ def _trials(loaded: "LoadedPackage", decision: Decision, evidence: Evidence | No
         with TrialDatabase(database) as trials:
             for tokens in sorted({place.low, place.high}):
                 found += trials.results(
-                    package=loaded.package.digest, target=loaded.target.value, subject=Subject.PIPELINE, tokens=tokens
+                    package=evidence.table.package, target=loaded.target.value, subject=Subject.PIPELINE, tokens=tokens
                 )
     except StoreError:  # serving machines may mount the store read-only; the table has the figures
         return ()

@@ -308,7 +308,8 @@ class LoadedPackage:
         if self.choice.pipeline is not None:
             return ()
         folders = [root / TABLES for root in self.store.roots] + [data_root("specs") / "tuned"]
-        found = find_tables(folders, self.package.digest, current_environment(self.runner.facts))
+        offer, layer = self.package.offer_digest(self.target), self.package.layer_digest(self.target)
+        found = find_tables(folders, offer, current_environment(self.runner.facts), layer=layer)
         return tuple(
             Evidence(table=table, match=match, path=path) for table, match, path in found if table.numerics == numerics
         )

@@ -6,7 +6,7 @@ A table is made from trials under one policy, for one package, one kind of machi
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from moegen.store.files import write_atomic
 from moegen.store.trials import Environment
 
 TABLES = Path("tables") / "v1"
-SCHEMA = 1
+SCHEMA = 2
 SUFFIX = ".table.json"
 _DOMAIN = "moegen.table"
 _REFREEZE = "moegen tune"
@@ -53,23 +53,27 @@ class Table:
     """A frozen table.
 
     Attributes:
-        package: package digest.
+        package: digest of what the package's target offered (``Package.offer_digest``).
+        layer: digest of the layer on that target (``Package.layer_digest``).
         name: the package's readable name.
         environment: machine and software that the trials ran on.
         policy: content of the measurement policy.
         selection: content of the rule that picked winners (tie band, switch margin, …).
         numerics: the class that all pipelines of this table belong to.
         points: sorted by tokens, then routing class.
+        pipelines: variants, in launch order, of every pipeline among the candidates.
         trials: digest over the ids of the trials that it was made from.
     """
 
     package: str
+    layer: str = ""
     name: str
     environment: Environment
     policy: dict[str, Json]
     selection: dict[str, Json]
     numerics: Numerics
     points: tuple[Point, ...]
+    pipelines: dict[str, tuple[str, ...]] = field(default_factory=dict)
     trials: str = ""
     schema: int = SCHEMA
 
@@ -137,20 +141,28 @@ def load(path: Path) -> Table:
     return table
 
 
-def match(table: Table, package: str, environment: Environment, numerics: Numerics | None = None) -> Match:
+def match(
+    table: Table, package: str, environment: Environment, numerics: Numerics | None = None, *, layer: str = ""
+) -> Match:
     """Judges whether a table may serve ``package`` on the machine described by ``environment``.
 
-    Hard fields refuse: package, target, architecture and, when given, the numerics class. Another device of the same
-    architecture is ``family``. Any other difference (driver, power limit, versions) is ``soft``.
+    Hard fields refuse: the layer, target, architecture and, when given, the numerics class. Another device of the same
+    architecture is ``family``. Any other difference (driver, power limit, versions, and kernels of the same layer that
+    were rendered anew since) is ``soft``: pipelines are named by what they do, and one that is gone is never chosen.
+
+    Args:
+        package, layer: ``offer_digest`` and ``layer_digest`` of the package at hand; without ``layer`` only tables of
+            the very same offer match.
 
     Raises:
         TableError: naming the hard field that differs.
     """
     hard = {
-        "package": (table.package, package),
         "target": (table.environment.target, environment.target),
         "arch": (table.environment.arch, environment.arch),
     }
+    if not (layer and table.layer == layer):
+        hard["package"] = (table.package, package)
     if numerics is not None:
         hard["numerics"] = (canonical_json(table.numerics).decode(), canonical_json(numerics).decode())
     for name, (has, wants) in hard.items():
@@ -160,36 +172,46 @@ def match(table: Table, package: str, environment: Environment, numerics: Numeri
             )
     theirs, ours = _facts(table.environment), _facts(environment)
     differing = tuple((name, theirs[name], ours[name]) for name in theirs if theirs[name] != ours[name])
+    if table.package != package:
+        differing = (("kernels", table.package[:16], package[:16]), *differing)
     if table.environment.device != environment.device:
         return Match(fit=Fit.FAMILY, differing=differing)
     return Match(fit=Fit.SOFT if differing else Fit.EXACT, differing=differing)
 
 
 def table_path(root: Path, table: Table) -> Path:
-    """Where a root holds this table: one file for each package, device and numerics class."""
+    """Where a root holds this table: one file for each offer, device and numerics class."""
     device = "".join(char if char.isalnum() else "_" for char in table.environment.device.lower())
     numerics = digest(table.numerics, "moegen.numerics")[:8]
-    return root / TABLES / f"{table.package}-{device}-{numerics}{SUFFIX}"
+    return root / TABLES / f"{table.name}-{_mark(table.layer, table.package)}-{device}-{numerics}{SUFFIX}"
 
 
-def find_tables(folders: Iterable[Path], package: str, environment: Environment) -> list[tuple[Table, Match, Path]]:
+def _mark(layer: str, package: str) -> str:
+    """The part of a file's name that says whose table it is."""
+    return f"{(layer or package)[:16]}-{package[:8]}"
+
+
+def find_tables(
+    folders: Iterable[Path], package: str, environment: Environment, *, layer: str = ""
+) -> list[tuple[Table, Match, Path]]:
     """Usable tables for a package on a machine, best fit first, then in the order of ``folders``.
 
     Args:
+        package, environment, layer: as for :func:`match`.
         folders: folders that hold ``*.table.json``, such as ``<root>/tables/v1`` and ``specs/tuned``.
 
     Raises:
-        TableError: a table of this package, by its file name, is damaged.
+        TableError: a table of this layer, by its file name, is damaged.
     """
-    order = list(Fit)
+    order, ours = list(Fit), (layer or package)[:16]
     found: list[tuple[Table, Match, Path]] = []
     for folder in folders:
         for path in sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else ():
             try:
                 table = load(path)
-                found.append((table, match(table, package, environment), path))
+                found.append((table, match(table, package, environment, layer=layer), path))
             except TableError:
-                if path.name.startswith(package):
+                if ours in path.name:
                     raise
     return sorted(found, key=lambda item: order.index(item[1].fit))
 
@@ -216,6 +238,7 @@ def _from_json(body: dict[str, Any]) -> Table:
     values = dict(body)
     values["environment"] = Environment(**values["environment"])
     values["numerics"] = numerics_from_json(values["numerics"])
+    values["pipelines"] = {name: tuple(variants) for name, variants in values["pipelines"].items()}
     values["points"] = tuple(
         Point(**(point | {"candidates": tuple(Candidate(**candidate) for candidate in point["candidates"])}))
         for point in values["points"]

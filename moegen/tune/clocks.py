@@ -71,7 +71,7 @@ class GraphClock:
 
     def __init__(self) -> None:
         self._events = EventClock()
-        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[str, tuple[torch.cuda.CUDAGraph, Call]] = {}
 
     def time(self, key: str, call: Call, calls: int, before: Call) -> list[float]:
         """As :meth:`Clock.time`; the first request for a key runs the call once and captures it."""
@@ -81,8 +81,9 @@ class GraphClock:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 call()
-            self._graphs[key] = graph
-        return self._events.time(key, self._graphs[key].replay, calls, before)
+            # A graph holds addresses, not tensors: the call keeps alive what it writes to.
+            self._graphs[key] = graph, call
+        return self._events.time(key, self._graphs[key][0].replay, calls, before)
 
     def forget(self) -> None:
         """Frees the captured graphs, which hold on to their buffers."""
@@ -97,16 +98,21 @@ def make_clock(timer: Timer) -> Clock:
 def make_flush(cache: Cache, l2_bytes: int, device: torch.device) -> Call:
     """Work that puts the last-level cache into the state that a policy asks for.
 
-    ``cold`` writes a buffer of three times ``l2_bytes``; ``hot`` does nothing.
+    ``cold`` goes through a buffer of three times ``l2_bytes``: it writes it on a CPU and reads it on a GPU, where the
+    lines of a write would be written back during the timed call. ``hot`` does nothing.
     """
     if cache is Cache.HOT:
         return lambda: None
-    buffer = torch.empty(_FLUSH_FACTOR * l2_bytes, dtype=torch.uint8, device=device)
+    buffer = torch.zeros(_FLUSH_FACTOR * l2_bytes // 8, dtype=torch.int64, device=device)
+    largest = torch.empty((), dtype=torch.int64, device=device)
 
-    def flush() -> None:
+    def write() -> None:
         buffer.zero_()
 
-    return flush
+    def read() -> None:
+        torch.amax(buffer, dim=0, out=largest)
+
+    return read if device.type == "cuda" else write
 
 
 def clock_mhz(device: torch.device) -> float | None:

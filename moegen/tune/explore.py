@@ -1,11 +1,13 @@
 """One point of a session: gate, ops, finals. Nothing is timed that has not passed the gate."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from moegen.core.enums import OpKind
 from moegen.core.ops import Numerics
 from moegen.core.package import Pipeline
+from moegen.runtime.decision import model_time_us
 from moegen.store.trials import TrialStatus
 from moegen.tune.measure import CandidateFailed, Measured, race
 from moegen.tune.policy import MeasurePolicy
@@ -50,12 +52,39 @@ def explore(
     finalists = choose_finalists(pipelines, found.ops, defaults, policy.finalists)
     say("gate")
     sound = [pipeline for pipeline in finalists if _passes(bench, pipeline, found)]
+    found.checked.update(bench.withdrawn)
+    sound = [pipeline for pipeline in sound if pipeline.name not in bench.withdrawn]
     say("race")
     for numerics, default in defaults.items():
         names = [pipeline.name for pipeline in sound if pipeline.numerics == numerics]
-        for measured in race(names, bench.sample, policy, pinned={default}):
+        for measured in race(names, bench.sample, policy, pinned={default}, clock=bench.clock_mhz):
             found.measured[measured.candidate] = measured
     return found
+
+
+def shortlist(
+    pipelines: Sequence[Pipeline], tokens: int, neighbours: Iterable[int], defaults: dict[Numerics, str], count: int
+) -> list[Pipeline]:
+    """The pipelines that the time model lets into a point, in their own order.
+
+    Of each numerics class: the ``count`` fastest at ``tokens``, a quarter of that at each neighbouring token count (a
+    decision in between compares what was timed at both), the fastest of each epilogue mode, and the default. Pipelines
+    without a model stay.
+    """
+    wanted = set(defaults.values())
+    for numerics in {pipeline.numerics for pipeline in pipelines}:
+        rivals = [pipeline for pipeline in pipelines if pipeline.numerics == numerics]
+        wanted |= {pipeline.name for pipeline in rivals if not pipeline.model_us}
+        for where, share in ((tokens, count), *((other, -(-count // 4)) for other in neighbours)):
+            ranked = sorted((_model_us(pipeline, where), pipeline.name, pipeline.epilogue) for pipeline in rivals)
+            wanted |= {name for _, name, _ in ranked[:share]}
+            wanted |= set({mode: name for _, name, mode in reversed(ranked)}.values())
+    return [pipeline for pipeline in pipelines if pipeline.name in wanted]
+
+
+def _model_us(pipeline: Pipeline, tokens: int) -> float:
+    time_us = model_time_us(pipeline, tokens)
+    return math.inf if time_us is None else time_us
 
 
 def covering(pipelines: Sequence[Pipeline]) -> list[tuple[Pipeline, tuple[int, ...]]]:
@@ -100,18 +129,21 @@ def _passes(bench: Bench, pipeline: Pipeline, found: PointFindings) -> bool:
 def _time_ops(
     bench: Bench, cover: Iterable[tuple[Pipeline, tuple[int, ...]]], policy: MeasurePolicy, found: PointFindings
 ) -> None:
-    """Times the chosen steps of the covering pipelines in interleaved rounds."""
+    """Times the chosen steps of the covering pipelines in interleaved rounds, the first of one call each."""
     running = [(pipeline, chosen) for pipeline, chosen in cover if _passes(bench, pipeline, found)]
     samples: dict[str, list[list[float]]] = {}
     kinds = {step.variant: step.op.kind for pipeline, _ in running for step in pipeline.steps}
+    slowest_us: dict[str, float] = {}
     for _ in range(policy.halving_rounds):
         for pipeline, chosen in list(running):
+            fitting = int(policy.turn_us / slowest_us[pipeline.name]) if pipeline.name in slowest_us else 1
             try:
-                times = bench.sample_steps(pipeline.name, chosen, policy.calls_per_round)
+                times = bench.sample_steps(pipeline.name, chosen, max(1, min(policy.calls_per_round, fitting)))
             except CandidateFailed as failure:
                 running.remove((pipeline, chosen))
                 found.checked[pipeline.name] = Checked(status=failure.status, note=failure.note)
                 continue
+            slowest_us[pipeline.name] = max(min(calls) for calls in times)
             for index, calls in zip(chosen, times, strict=True):
                 samples.setdefault(pipeline.steps[index].variant, []).append(calls)
     for variant, rounds in samples.items():

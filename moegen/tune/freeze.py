@@ -74,7 +74,7 @@ def freeze_tables(
     view = table_view(
         result
         for result in results
-        if result.problem.package == package.digest and result.problem.target == target.value
+        if result.problem.package == package.offer_digest(target) and result.problem.target == target.value
     )
     if not view:
         raise TuneError(
@@ -83,13 +83,15 @@ def freeze_tables(
     newest = max(view, key=_age)
     tables = [
         Table(
-            package=package.digest,
+            package=package.offer_digest(target),
+            layer=package.layer_digest(target),
             name=package.name,
             environment=newest.environment,
             policy=policy_content(newest.policy),
             selection=_content(policy),
             numerics=numerics,
             points=tuple(_point(choice) for choice in choices),
+            pipelines=_variants(choices, package, target),
             trials=digest(sorted({trial for choice in choices for trial in choice.trials}), "moegen.trials"),
         )
         for numerics, choices in choices_by_class(view, package, target, policy, pins).items()
@@ -98,6 +100,13 @@ def freeze_tables(
     if not tables:
         raise TuneError(f"no valid candidate of {package.name} on {target.value}", "database", "moegen report SPEC")
     return tables
+
+
+def _variants(choices: Iterable[Choice], package: Package, target: Target) -> dict[str, tuple[str, ...]]:
+    """Variants of every pipeline that was timed."""
+    names = sorted({candidate.pipeline for choice in choices for candidate in choice.candidates})
+    steps = {pipeline.name: pipeline.steps for pipeline in package.targets[target].pipelines}
+    return {name: tuple(step.variant for step in steps[name]) for name in names}
 
 
 def _point(choice: Choice) -> Point:

@@ -61,7 +61,8 @@ def gate_tolerance(w4a4: bool, intermediate: int) -> Tolerance:
 
 
 def judge(output: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance, *, seed: int) -> GateVerdict:
-    """Compares ``output`` with ``reference``, both ``[T, H]``; ``seed`` of the inputs is only reported.
+    """Compares ``output`` with ``reference``, both ``[T, H]``, on the output's device; ``seed`` of the inputs is only
+    reported.
 
     A row whose reference is all zero (a token without a local expert) must be exactly zero.
     """
@@ -69,7 +70,8 @@ def judge(output: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance, *
         return _failure(
             f"shape {tuple(output.shape)}, expected {tuple(reference.shape)}", math.inf, math.inf, None, None
         )
-    got, want = output.detach().double().cpu(), reference.detach().double().cpu()
+    got = output.detach().double()
+    want = reference.detach().to(got.device).double()
     if got.numel() == 0:
         return GateVerdict(passed=True, reason="", layer_error=0.0, row_error=0.0)
     bad = ~torch.isfinite(got)

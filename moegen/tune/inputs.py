@@ -25,6 +25,7 @@ _EXPERT_SPREAD = 0.2
 _CHANNEL_SPREAD = 0.5
 _X_AMAX, _H_AMAX = 12.0, 8.0
 _RANGE = 2688.0
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,10 @@ class TokenInputs:
             topk_weights=self.topk_weights.to(device),
         )
 
+    def rows(self, chosen: torch.Tensor) -> "TokenInputs":
+        """Some of the tokens, by index."""
+        return replace(self, x=self.x[chosen], topk_ids=self.topk_ids[chosen], topk_weights=self.topk_weights[chosen])
+
 
 def shape_of(pipeline: Pipeline, layer_experts: int | None = None) -> LayerShape:
     """The layer that a pipeline serves, as one rank of ``layer_experts`` experts (its own alone by default)."""
@@ -98,39 +103,46 @@ def make_ids(shape: LayerShape, routing: Routing, tokens: int, seed: int) -> tor
     return busiest_rank_first(draw_ids(routing, tokens, shape.top_k, experts, seed), experts, shape.experts)
 
 
-def make_weights(shape: LayerShape, seed: int) -> ExpertWeights:
+def make_weights(shape: LayerShape, seed: int, device: torch.device = _CPU) -> ExpertWeights:
     """Expert weights of about unit gain, in a checkpoint's canonical form; equal arguments give equal bytes.
 
-    Gate and up have different second-level scales, as most checkpoints do.
+    Gate and up have different second-level scales, as most checkpoints do. Codes and block scales are drawn and stay
+    on ``device``, since a large layer's take minutes on a CPU; the rest is small and lies on the CPU.
     """
-    gate = _projection(shape, "gate", seed) if shape.gated else None
-    return ExpertWeights(gate=gate, up=_projection(shape, "up", seed), down=_projection(shape, "down", seed))
+    gate = _projection(shape, "gate", seed, device) if shape.gated else None
+    up, down = (_projection(shape, name, seed, device) for name in ("up", "down"))
+    return ExpertWeights(gate=gate, up=up, down=down)
 
 
-def make_tokens(shape: LayerShape, tokens: int, routing: Routing, seed: int) -> TokenInputs:
-    """Hidden states with channels of different magnitude, routed by ``routing``; equal arguments give equal values."""
-    generator = _generator(seed, "x", tokens)
+def make_tokens(
+    shape: LayerShape, tokens: int, routing: Routing, seed: int, device: torch.device = _CPU
+) -> TokenInputs:
+    """Hidden states with channels of different magnitude, routed by ``routing``, on ``device``; equal arguments give
+    equal values."""
+    generator = _generator(seed, "x", tokens, device)
     channels = torch.exp(_CHANNEL_SPREAD * torch.randn(shape.hidden, generator=_generator(seed, "channels", 0)))
     dtype = torch.float16 if shape.dtype is TokenDtype.FP16 else torch.bfloat16
     label = f"{routing.label}-{tokens}"
+    values = torch.randn(tokens, shape.hidden, generator=generator, device=device)
     return TokenInputs(
-        x=(torch.randn(tokens, shape.hidden, generator=generator) * channels).to(dtype),
-        topk_ids=make_ids(shape, routing, tokens, _seed(seed, "ids", label)),
-        topk_weights=draw_weights(tokens, shape.top_k, _seed(seed, "weights", label)),
+        x=values.mul_(channels.to(device)).to(dtype),
+        topk_ids=make_ids(shape, routing, tokens, _seed(seed, "ids", label)).to(device),
+        topk_weights=draw_weights(tokens, shape.top_k, _seed(seed, "weights", label)).to(device),
         seed=seed,
     )
 
 
-def _projection(shape: LayerShape, name: str, seed: int) -> Projection:
+def _projection(shape: LayerShape, name: str, seed: int, device: torch.device) -> Projection:
     rows, columns = (shape.hidden, shape.intermediate) if name == "down" else (shape.intermediate, shape.hidden)
     generator = _generator(seed, name, columns)
     codes, scales, decode = _pool(generator)
-    picked = torch.randint(_POOL, (shape.experts, rows, columns // BLOCK), generator=generator)
+    picked = torch.empty(shape.experts, rows, columns // BLOCK, dtype=torch.int16, device=device)
+    picked.random_(_POOL, generator=_generator(seed, f"{name} blocks", columns, device))
     spread = torch.exp(_EXPERT_SPREAD * torch.randn(shape.experts, generator=generator))
     amax = _H_AMAX if name == "down" else _X_AMAX
     return Projection(
-        codes=codes[picked].flatten(-2),
-        scales=scales[picked],
+        codes=_pick(codes, picked).flatten(-2),
+        scales=_pick(scales, picked),
         second=decode / math.sqrt(columns) * spread,
         input=torch.full((shape.experts,), amax / _RANGE) / spread if shape.static_scales else None,
         bias=0.1 * torch.randn(shape.experts, rows, generator=generator) if shape.bias else None,
@@ -147,8 +159,17 @@ def _pool(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, float
     return quantized.codes[:, : BLOCK // 2].contiguous(), quantized.scales[:, 0].contiguous(), float(pair[0, 1])
 
 
-def _generator(seed: int, name: str, size: int) -> torch.Generator:
-    return torch.Generator().manual_seed(_seed(seed, name, str(size)))
+def _pick(pool: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
+    """``pool[picked]``, an expert at a time: indices need 64 bits only where they are used."""
+    pool = pool.to(picked.device)
+    chosen = pool.new_empty(*picked.shape, *pool.shape[1:])
+    for expert, indices in enumerate(picked):
+        chosen[expert] = pool[indices.long()]
+    return chosen
+
+
+def _generator(seed: int, name: str, size: int, device: torch.device = _CPU) -> torch.Generator:
+    return torch.Generator(device).manual_seed(_seed(seed, name, str(size)))
 
 
 def _seed(seed: int, name: str, detail: str) -> int:

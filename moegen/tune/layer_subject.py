@@ -2,18 +2,20 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from moegen.core.enums import Target
+from moegen.runtime.engine import BoundPipeline
 from moegen.runtime.environment import current_environment
 from moegen.runtime.workspace import main_op
 from moegen.tune.clocks import clock_mhz, make_clock, make_flush
-from moegen.tune.gate import gate_tolerance, judge
+from moegen.tune.gate import gate_tolerance
 from moegen.tune.inputs import TokenInputs, make_tokens, make_weights, package_shape
+from moegen.tune.judging import Jury, depends_on_all_tokens
 from moegen.tune.policy import Cache, Timer
 from moegen.tune.rig import Rig, built_pipelines, make_rig, open_book
 from moegen.tune.routing import effective_experts, parse_routing
@@ -22,6 +24,22 @@ FACTORY = "moegen.tune.layer_subject:open_layer"
 _POISON = 0x7F
 """NaN in every float format of the layer, and a code far from any index."""
 _Point = tuple[int, str, int]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A bound pipeline and its caller's arguments, in the order of :data:`moegen.runtime.engine.CALLER`."""
+
+    bound: BoundPipeline
+    caller: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]
+
+    def whole(self) -> None:
+        """Launches every step."""
+        self.bound.launch(*self.caller)
+
+    def step(self, index: int) -> Callable[[], None]:
+        """Launches one step."""
+        return lambda: self.bound.launches[index](self.caller)
 
 
 class LayerSubject:
@@ -41,7 +59,8 @@ class LayerSubject:
         self._flush: Callable[[], None] | None = None
         self._rig: tuple[int, Rig] | None = None
         self._inputs: tuple[_Point, TokenInputs] | None = None
-        self._references: dict[str, torch.Tensor] = {}
+        self._juries: dict[str, Jury] = {}
+        self._calls: dict[str, _Call] = {}
 
     def describe(self) -> dict[str, Any]:
         """The machine, the built pipelines and their artifacts."""
@@ -60,67 +79,71 @@ class LayerSubject:
         return {"active_experts": inputs.active_experts(experts), "effective_experts": spread}
 
     def reference(self, pipeline: str, tokens: int, routing: str, seed: int) -> None:
-        """Computes the output that pipelines of this one's numerics class must have at a point, once."""
+        """Computes, once, what pipelines of this one's numerics class must have as output at a point."""
         inputs, rig = self._point(tokens, routing, seed), self._rig_for(seed)
-        numerics = str(rig.pipelines[pipeline].numerics)
-        if numerics not in self._references:
-            self._references[numerics] = rig.reference(pipeline, inputs)["y"]
+        candidate = rig.pipelines[pipeline]
+        op, key = main_op(candidate), str(candidate.numerics)
+        if key not in self._juries:
+            self._juries[key] = Jury(
+                inputs=inputs,
+                reference=lambda some: rig.reference(pipeline, some)["y"],
+                tolerance=gate_tolerance(op.w4a4, op.intermediate),
+                whole=depends_on_all_tokens(candidate),
+            )
 
     def check(self, pipeline: str, tokens: int, routing: str, seed: int) -> dict[str, Any]:
-        """One poisoned call against the reference of the pipeline's numerics class."""
+        """One poisoned call against the reference of the pipeline's numerics class, and against its fellows."""
         self.reference(pipeline, tokens, routing, seed)
         inputs, rig = self._point(tokens, routing, seed), self._rig_for(seed)
         output = rig.run(pipeline, inputs, poison=_POISON)
-        candidate = rig.pipelines[pipeline]
-        op = main_op(candidate)
-        wanted = self._references[str(candidate.numerics)]
-        verdict = judge(output, wanted, gate_tolerance(op.w4a4, op.intermediate), seed=seed)
+        ruling = self._juries[str(rig.pipelines[pipeline].numerics)].rule(pipeline, output)
         return {
-            "passed": verdict.passed,
-            "reason": verdict.reason,
-            "err_max": verdict.row_error,
-            "err_rel": verdict.layer_error,
+            "passed": ruling.verdict.passed,
+            "reason": ruling.verdict.reason,
+            "err_max": ruling.verdict.row_error,
+            "err_rel": ruling.verdict.layer_error,
+            "withdrawn": ruling.withdrawn,
         }
 
     def sample(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
         """Times whole calls."""
-        inputs, rig = self._point(tokens, routing, seed), self._rig_for(seed)
-        bound, y = rig.bound(pipeline, tokens), torch.empty_like(inputs.x)
-
-        def call() -> None:
-            bound.launch(inputs.x, inputs.topk_ids, inputs.topk_weights, y, 0)
-
-        samples = self._clock.time(pipeline, call, calls, self._flusher())
+        call = self._call(pipeline, tokens, routing, seed)
+        samples = self._clock.time(pipeline, call.whole, calls, self._flusher())
         return {"us": samples, "clock_mhz": clock_mhz(self._device)}
 
     def sample_steps(
         self, pipeline: str, tokens: int, routing: str, seed: int, steps: list[int], calls: int
     ) -> dict[str, Any]:
         """Times single steps, after one whole call that fills their inputs."""
+        call = self._call(pipeline, tokens, routing, seed)
+        call.whole()
+        times = [self._clock.time(f"{pipeline}#{step}", call.step(step), calls, self._flusher()) for step in steps]
+        return {"us": times, "clock_mhz": clock_mhz(self._device)}
+
+    def _call(self, pipeline: str, tokens: int, routing: str, seed: int) -> "_Call":
+        """A pipeline bound to the point's input and an output of its own, which a captured graph goes on using."""
         inputs, rig = self._point(tokens, routing, seed), self._rig_for(seed)
-        bound, y = rig.bound(pipeline, tokens), torch.empty_like(inputs.x)
-        caller = (inputs.x, inputs.topk_ids.to(bound.ids_dtype), inputs.topk_weights, y, 0)
-        bound.launch(*caller)
-        samples = []
-        for index in steps:
-            launch = bound.launches[index]
-            key = f"{pipeline}#{index}"
-            samples.append(self._clock.time(key, lambda launch=launch: launch(caller), calls, self._flusher()))
-        return {"us": samples}
+        if pipeline not in self._calls:
+            bound = rig.bound(pipeline, tokens)
+            ids = inputs.topk_ids.to(bound.ids_dtype)
+            self._calls[pipeline] = _Call(bound, (inputs.x, ids, inputs.topk_weights, torch.empty_like(inputs.x), 0))
+        return self._calls[pipeline]
 
     def _rig_for(self, seed: int) -> Rig:
         if self._rig is None or self._rig[0] != seed:
-            self._rig = seed, make_rig(self._book, make_weights(package_shape(self._book), seed))
+            weights = make_weights(package_shape(self._book), seed, self._device)
+            self._rig = seed, make_rig(self._book, weights)
         return self._rig[1]
 
     def _point(self, tokens: int, routing: str, seed: int) -> TokenInputs:
         """Inputs of a point, made once; a new point drops what was captured or computed for the last one."""
         point = (tokens, routing, seed)
         if self._inputs is None or self._inputs[0] != point:
-            made = make_tokens(package_shape(self._book), tokens, parse_routing(routing), seed).to(str(self._device))
-            self._inputs = point, made
-            self._references.clear()
             self._clock.forget()
+            self._calls.clear()
+            self._juries.clear()
+            made = make_tokens(package_shape(self._book), tokens, parse_routing(routing), seed, self._device)
+            self._inputs = point, made
         return self._inputs[1]
 
     def _flusher(self) -> Callable[[], None]:

@@ -12,8 +12,9 @@ from moegen.core.package import Package, Pipeline
 from moegen.runtime.workspace import main_op
 from moegen.store.database import Result
 from moegen.store.trials import Environment
-from moegen.tune.explore import covering
+from moegen.tune.explore import covering, shortlist
 from moegen.tune.freeze import class_defaults, numerics_text, policy_content
+from moegen.tune.judging import REFERENCE_TOKENS
 from moegen.tune.policy import Cache, MeasurePolicy, Stage
 from moegen.tune.routing import Routing, parse_routing
 from moegen.tune.select import Point, races
@@ -98,8 +99,10 @@ def estimate(
     times."""
     flush_us = 3 * facts.l2_bytes / facts.read_bytes_s * 1e6 if policy.cache is Cache.COLD else 0.0
     per_call_us = flush_us + _REQUEST_US
-    races_held = min(policy.finalists + len(defaults), len(pipelines))
-    cover = covering(pipelines) if len(pipelines) > races_held else []
+    most = max((point.tokens for point in points), default=1)
+    offered = shortlist(pipelines, most, (), defaults, policy.shortlist)
+    races_held = min(policy.finalists + len(defaults), len(offered))
+    cover = covering(offered) if len(offered) > races_held else []
     steps = sum(len(chosen) for _, chosen in cover)
     calls_each = (
         policy.warmup_calls
@@ -129,7 +132,9 @@ def _reference_s(pipelines: Sequence[Pipeline], tokens: int) -> float:
         return 0.0
     op = main_op(pipelines[0])
     matrices = (3 if op.gated else 2) * op.hidden * op.intermediate
-    return op.experts * matrices / _REFERENCE_WEIGHTS_S + 2 * tokens * op.top_k * matrices / _REFERENCE_FLOPS_S
+    sample = min(tokens, REFERENCE_TOKENS)
+    hit = min(op.experts, sample * op.top_k)
+    return hit * matrices / _REFERENCE_WEIGHTS_S + 2 * sample * op.top_k * matrices / _REFERENCE_FLOPS_S
 
 
 def _model_us(pipelines: Sequence[Pipeline], tokens: int) -> float:

@@ -17,8 +17,7 @@ class Timer(str, Enum):
 
 
 class Cache(str, Enum):
-    """State of the last-level cache before each call: ``cold`` (flushed by a write of three times its size) or
-    ``hot``."""
+    """State of the last-level cache before each call: ``cold`` (after a pass over three times its size) or ``hot``."""
 
     COLD = "cold"
     HOT = "hot"
@@ -55,10 +54,13 @@ class MeasurePolicy:
         screen_ratio: candidates slower than this times the best leave after the first look.
         halving_rounds, halving_ratio: rounds and cut of the second look.
         min_rounds, max_rounds: rounds of the finalists; they end once every relative CI is at most ``ci_bound``.
-        calls_per_round: calls of one candidate before its neighbour's turn.
+        calls_per_round: calls of one candidate before its neighbour's turn, at most.
+        turn_us: microseconds after which such a turn ends, once the candidate's time is known.
+        slow_clock: rounds taken below this share of the race's median clock do not count.
         confirm_rounds: rounds of the final pairing of the default with its challenger.
         noisy_ci: relative CI beyond which a timing is recorded as noisy and can win nothing.
         finalists: pipelines measured whole at one point after the ops were timed (the default comes on top).
+        shortlist: pipelines of each numerics class that the time model lets into one point.
     """
 
     timer: Timer
@@ -71,10 +73,13 @@ class MeasurePolicy:
     min_rounds: int
     max_rounds: int
     calls_per_round: int
+    turn_us: float
+    slow_clock: float
     ci_bound: float
     confirm_rounds: int
     noisy_ci: float
     finalists: int
+    shortlist: int
 
     def record(self, stage: Stage) -> Policy:
         """The record that a trial taken at ``stage`` refers to."""
@@ -107,11 +112,26 @@ _FULL = MeasurePolicy(
     min_rounds=8,
     max_rounds=40,
     calls_per_round=3,
+    turn_us=1e6,
+    slow_clock=0.9,
     ci_bound=0.01,
     confirm_rounds=15,
     noisy_ci=0.2,
     finalists=8,
+    shortlist=24,
 )
+_FULL_GPU = replace(
+    _FULL,
+    warmup_calls=1,
+    screen_calls=2,
+    max_rounds=24,
+    calls_per_round=5,
+    turn_us=10_000.0,
+    confirm_rounds=12,
+    finalists=5,
+    shortlist=12,
+)
+"""A GPU's samples are steadier than a CPU's, and its time is dearer."""
 _QUICK = replace(
     _FULL,
     warmup_calls=1,
@@ -128,5 +148,7 @@ _QUICK = replace(
 
 def measure_policy(target: Target, effort: Effort = Effort.FULL, cache: Cache = Cache.COLD) -> MeasurePolicy:
     """The standard policy of a target: wall clock on a CPU, events round a graph replay on a GPU."""
-    timer = Timer.CPU_WALL if target is Target.CPU else Timer.CUDA_GRAPH
-    return replace(_QUICK if effort is Effort.QUICK else _FULL, timer=timer, cache=cache)
+    on_cpu = target is Target.CPU
+    full = _FULL if on_cpu else _FULL_GPU
+    timer = Timer.CPU_WALL if on_cpu else Timer.CUDA_GRAPH
+    return replace(_QUICK if effort is Effort.QUICK else full, timer=timer, cache=cache)

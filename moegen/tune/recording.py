@@ -72,7 +72,7 @@ class Recorder:
         """The problem record of a pipeline, or of one of its ops, at a token count."""
         main = main_op(pipeline)
         return Problem(
-            package=self.package.digest,
+            package=self.package.offer_digest(self.target),
             name=self.package.name,
             target=self.target.value,
             subject=subject,
@@ -119,6 +119,7 @@ class _Place:
             note=measured.note,
             checked=checked,
             clock_mhz=quantile(clocks, 0.5) if clocks else None,
+            clock_ratio=measured.clock_ratio,
         )
 
     def refused(self, name: str, checked: Checked) -> None:
@@ -139,13 +140,25 @@ class _Place:
         note: str,
         checked: Checked | None,
         clock_mhz: float | None = None,
+        clock_ratio: float | None = None,
     ) -> None:
         pipeline = self.recorder.pipeline(name)
         problem = self.recorder.problem(self.tokens, pipeline, Subject.PIPELINE)
         if timing and stage in (Stage.FINAL, Stage.CONFIRM) and timing.relative_ci > self.recorder.policy.noisy_ci:
             status = TrialStatus.NOISY
         variants = tuple(step.variant for step in pipeline.steps)
-        self._trial(problem, name, variants, stage, status, timing, note=note, checked=checked, clock_mhz=clock_mhz)
+        self._trial(
+            problem,
+            name,
+            variants,
+            stage,
+            status,
+            timing,
+            note=note,
+            checked=checked,
+            clock_mhz=clock_mhz,
+            clock_ratio=clock_ratio,
+        )
 
     def _trial(
         self,
@@ -159,6 +172,7 @@ class _Place:
         note: str = "",
         checked: Checked | None = None,
         clock_mhz: float | None = None,
+        clock_ratio: float | None = None,
     ) -> None:
         recorder, policy = self.recorder, self.recorder.policy.record(stage)
         known = recorder.artifacts
@@ -178,6 +192,7 @@ class _Place:
             n=timing.n if timing else 0,
             rounds=timing.rounds if timing else 0,
             clock_mhz=clock_mhz,
+            clock_ratio=clock_ratio,
             err_max=checked.err_max if checked else None,
             err_rel=checked.err_rel if checked else None,
             note=note[:_NOTE_LIMIT],

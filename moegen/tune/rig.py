@@ -66,15 +66,19 @@ class Rig:
         return y
 
     def reference(self, name: str, inputs: TokenInputs) -> dict[str, torch.Tensor]:
-        """Every buffer of a pipeline, ``y`` among them, as the torch reference computes it; on the CPU."""
+        """Every buffer of a pipeline, ``y`` among them, as the torch reference computes it on the rig's device.
+
+        Only the products are the device's own, and those in fp64; everything else is written out in single roundings.
+        """
         ops = [step.op for step in self.pipelines[name].steps]
-        buffers = {"x": inputs.x.cpu(), "topk_ids": inputs.topk_ids.cpu(), "topk_weights": inputs.topk_weights.cpu()}
+        buffers = {"x": inputs.x, "topk_ids": inputs.topk_ids, "topk_weights": inputs.topk_weights}
         for op in ops:
             for argument in arguments(op):
                 tensor = self.bank.get(op, argument)
                 if tensor is not None:
-                    buffers[argument.name] = tensor.cpu()
-        return run_pipeline(ops, buffers, first_expert=self.weights.first_expert)
+                    buffers[argument.name] = tensor
+        with self.device:
+            return run_pipeline(ops, buffers, first_expert=self.weights.first_expert)
 
 
 def open_book(package_dir: Path, target: Target, runner: Runner | None = None) -> KernelBook:

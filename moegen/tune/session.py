@@ -14,15 +14,15 @@ from enum import Enum
 from moegen.core.devices import PLANNING_DEVICE
 from moegen.core.enums import Target
 from moegen.core.errors import TuneError
-from moegen.core.package import Package
+from moegen.core.package import Package, Pipeline
 from moegen.store.database import Result, TrialDatabase
 from moegen.store.trials import Environment, Record, Session, TrialStatus
 from moegen.store.trials import Routing as RoutingRecord
-from moegen.tune.explore import PointFindings, explore
+from moegen.tune.explore import PointFindings, explore, shortlist
 from moegen.tune.freeze import class_defaults, numerics_text
 from moegen.tune.measure import Duel, duel
 from moegen.tune.planning import Estimate, TunePoint, estimate, finished_points
-from moegen.tune.policy import MeasurePolicy, SelectPolicy
+from moegen.tune.policy import MeasurePolicy, SelectPolicy, Stage
 from moegen.tune.recording import Recorder, routing_record
 from moegen.tune.select import Point, Reason, choose
 from moegen.tune.select import challengers as find_challengers
@@ -135,6 +135,8 @@ class TuneSession:
         )
         self._report = SessionReport(ending=Ending.DONE)
         self._banned: dict[str, Checked] = {}
+        self._counts: list[int] = []
+        self._finalists: set[str] = set()
 
     @property
     def environment(self) -> Environment:
@@ -163,6 +165,7 @@ class TuneSession:
         """False when the budget ended before the points did."""
         done = set() if self._again else self._finished()
         todo = [point for point in points if point.key not in done]
+        self._counts = sorted({point.tokens for point in points})
         self._report.skipped = len(points) - len(todo)
         for number, point in enumerate(todo):
             if self._out_of_time(_EXPLORING_SHARE):
@@ -176,14 +179,25 @@ class TuneSession:
 
         say("")
         bench = Bench(self._worker, point.tokens, point.routing, self._seed)
-        candidates = [p for p in self._candidates if p.name not in self._banned]
+        candidates = self._shortlist(point)
         found = explore(bench, candidates, self._defaults, self._policy, say)
+        self._finalists = {name for name, end in found.measured.items() if end.stage is Stage.FINAL}
         found.checked.update(self._banned)
         self._ban(found, point)
         routing = self._routing(bench, point)
         self._add(self._recorder.point(point.tokens, routing, found, bench.clocks_mhz))
         self._report.explored += 1
         self._progress(Step(phase="explore", done=number + 1, total=total, detail=_name(point)))
+
+    def _shortlist(self, point: TunePoint) -> list[Pipeline]:
+        """Candidates of a point: those that the time model picks, and the finalists of the last point, so that
+        neighbours have pipelines in common."""
+        where = self._counts.index(point.tokens)
+        neighbours = self._counts[max(where - 1, 0) : where] + self._counts[where + 1 : where + 2]
+        allowed = [pipeline for pipeline in self._candidates if pipeline.name not in self._banned]
+        picked = shortlist(allowed, point.tokens, neighbours, self._defaults, self._policy.shortlist)
+        wanted = {pipeline.name for pipeline in picked} | self._finalists
+        return [pipeline for pipeline in allowed if pipeline.name in wanted]
 
     def _confirm_all(self, points: Sequence[TunePoint]) -> bool:
         """Runs the duels that selection is waiting for; False when the budget ended first."""
@@ -198,7 +212,7 @@ class TuneSession:
             detail = f"{_name(point)} {rival}"
             self._progress(Step(phase="confirm", done=number, total=len(todo), detail=detail))
             bench = Bench(self._worker, point.tokens, point.routing, self._seed)
-            result = duel(default, rival, bench.sample, self._policy)
+            result = duel(default, rival, bench.sample, self._policy, clock=bench.clock_mhz)
             sides = [result.default, result.challenger] if isinstance(result, Duel) else [result]
             self._ban(PointFindings(measured={side.candidate: side for side in sides}), point)
             self._add(self._recorder.duel(point.tokens, self._routing(bench, point), sides, bench.clocks_mhz))
@@ -239,7 +253,7 @@ class TuneSession:
         return finished_points(self._results(), self._package, self._target, self._subject.environment, self._policy)
 
     def _results(self) -> list[Result]:
-        return self._database.results(package=self._package.digest, target=self._target.value)
+        return self._database.results(package=self._package.offer_digest(self._target), target=self._target.value)
 
     def _out_of_time(self, share: float) -> bool:
         """True once ``share`` of the budget is spent."""

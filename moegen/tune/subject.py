@@ -45,7 +45,8 @@ class Subject(Protocol):
         ...
 
     def check(self, pipeline: str, tokens: int, routing: str, seed: int) -> dict[str, Any]:
-        """Runs once and compares with the reference: ``passed``, ``reason``, ``err_max``, ``err_rel``."""
+        """Runs once and compares with the reference: ``passed``, ``reason``, ``err_max``, ``err_rel``, and optionally
+        ``withdrawn``: pipelines that had passed and are now known to be wrong, with the reason."""
         ...
 
     def sample(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
@@ -82,6 +83,7 @@ class Bench:
         self._prepared_for = 0
         self.active_experts = 0
         self.clocks_mhz: dict[str, list[float]] = {}
+        self.withdrawn: dict[str, Checked] = {}
         self._prepare()
 
     def check(self, pipeline: str) -> Checked:
@@ -92,6 +94,8 @@ class Bench:
             found = self._call("check", pipeline=pipeline)
         except CandidateFailed as failure:
             return Checked(status=failure.status, note=failure.note)
+        for name, reason in found.get("withdrawn", {}).items():
+            self.withdrawn[name] = Checked(status=TrialStatus.WRONG, note=reason)
         status = TrialStatus.OK if found["passed"] else TrialStatus.WRONG
         errors = {
             name: value if _is_finite(value) else None for name, value in found.items() if name.startswith("err_")
@@ -104,6 +108,10 @@ class Bench:
         if found.get("clock_mhz") is not None:
             self.clocks_mhz.setdefault(candidate, []).append(float(found["clock_mhz"]))
         return _sound(found["us"])
+
+    def clock_mhz(self, candidate: str) -> float | None:
+        """The device's clock during a candidate's latest samples; None where it is not known."""
+        return (self.clocks_mhz.get(candidate) or [None])[-1]
 
     def sample_steps(self, pipeline: str, steps: Sequence[int], calls: int) -> list[list[float]]:
         """Samples of single steps, microseconds; raises :class:`CandidateFailed`."""

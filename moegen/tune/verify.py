@@ -65,7 +65,8 @@ def verify_pipelines(book: KernelBook) -> Iterator[PipelineCheck]:
     """
     shape = package_shape(book)
     exact = _Side(rig=make_rig(book, exact_weights(shape, _SEED)), make=partial(exact_inputs, shape, seed=_SEED))
-    real = _Side(rig=make_rig(book, make_weights(shape, _SEED)), make=partial(make_tokens, shape, seed=_SEED))
+    device = torch.device(book.runner.device_type)
+    real = _Side(rig=make_rig(book, make_weights(shape, _SEED, device)), make=partial(make_tokens, shape, seed=_SEED))
     for pipeline in exact.rig.pipelines.values():
         yield _check(pipeline, exact, real)
 
@@ -121,7 +122,7 @@ def _check(pipeline: Pipeline, exact: _Side, real: _Side) -> PipelineCheck:
     for tokens, routing in product(TOKENS, _ROUTINGS):
         place = f"T={tokens} {routing.label}"
         inputs = exact.inputs(tokens, routing)
-        outputs = [exact.rig.run(name, inputs, poison=byte).cpu() for byte in POISONS]
+        outputs = [exact.rig.run(name, inputs, poison=byte) for byte in POISONS]
         if ordered and any(not same_bits(outputs[0], other) for other in outputs[1:]):
             clean = False
             reasons.append(f"{place}: output depends on what the buffers held before")

@@ -257,7 +257,7 @@ def test_fr_38_every_t_up_to_twice_the_maximum_is_served(w4a4: TestPackage, tmp_
         for index, tokens in enumerate((64, 2048, 4096))
     )
     table = Table(
-        package=loaded.package.digest,
+        package=loaded.package.offer_digest(loaded.target),
         name=loaded.package.name,
         environment=current_environment(loaded.runner.facts),
         policy={},

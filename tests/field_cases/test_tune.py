@@ -83,18 +83,20 @@ def variants_of_quickstart() -> dict[str, Package]:
 
 def test_fr_33_equal_shapes_never_share_an_entry(tune: Tune, database: TrialDatabase, tmp_path: Path) -> None:
     packages = variants_of_quickstart()
-    assert len({package.digest for package in packages.values()}) == len(packages)
+    assert len({package.layer_digest(Target.CPU) for package in packages.values()}) == len(packages)
     first, other = simple_package("default", "fast"), packages["scale layout"]
+    ours, theirs = first.offer_digest(Target.CPU), other.offer_digest(Target.CPU)
+    layer = other.layer_digest(Target.CPU)
     tune(first, {"default": 100.0, "fast": 50.0}, {})
     (table,) = freeze_tables(database.results(), first, Target.CPU, SelectPolicy())
     freeze(table, tmp_path / "one.table.json")
-    assert find_tables([tmp_path], first.digest, table.environment)
-    assert find_tables([tmp_path], other.digest, table.environment) == []
+    assert find_tables([tmp_path], ours, table.environment)
+    assert find_tables([tmp_path], theirs, table.environment, layer=layer) == []
     with pytest.raises(TableError, match="package is"):
-        match(table, other.digest, table.environment)
+        match(table, theirs, table.environment, layer=layer)
     with pytest.raises(TableError, match="arch is"):
-        match(table, first.digest, replace(table.environment, arch="sm_90a"))
-    assert database.results(package=other.digest) == []
+        match(table, ours, replace(table.environment, arch="sm_90a"))
+    assert database.results(package=theirs) == []
 
 
 def test_fr_38_every_token_count_finds_a_legal_pipeline_and_a_fallback_is_said_once(

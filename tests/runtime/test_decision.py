@@ -240,7 +240,7 @@ def test_tables_of_another_class_or_package_are_not_evidence(tiny, private_home,
     numerics = loaded.pipelines[next(iter(loaded.pipelines))].numerics
     base = replace(
         table({(1, "uniform"): {names[-1]: 1.0, names[0]: 2.0}}),
-        package=loaded.package.digest,
+        package=loaded.package.offer_digest(loaded.target),
         environment=current_environment(loaded.runner.facts),
         numerics=numerics,
     )

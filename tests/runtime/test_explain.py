@@ -32,7 +32,7 @@ def tuned(tiny: TestPackage, folder: Path) -> tuple[TestPackage, Table, dict[tup
     with TrialDatabase(folder / DATABASE) as database:
         for tokens in (4, 64):
             problem = Problem(
-                package=loaded.package.digest,
+                package=loaded.package.offer_digest(loaded.target),
                 name="tiny",
                 target=Target.CPU.value,
                 subject=Subject.PIPELINE,
@@ -71,7 +71,7 @@ def tuned(tiny: TestPackage, folder: Path) -> tuple[TestPackage, Table, dict[tup
         for tokens in (4, 64)
     )
     table = Table(
-        package=loaded.package.digest,
+        package=loaded.package.offer_digest(loaded.target),
         name="tiny",
         environment=environment,
         policy={},

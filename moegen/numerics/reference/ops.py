@@ -1,6 +1,7 @@
 """Each op as a function of the layer's buffers: what its kernel must write, bit for bit on exact-sum data.
 
-Buffers go by the names of ``moegen.core.abi.arguments`` and live on the CPU. Rows that the ABI leaves undefined (past
+Buffers go by the names of ``moegen.core.abi.arguments`` and live on the CPU, or on another device that is made the
+default (``with torch.device(...)``). Rows that the ABI leaves undefined (past
 ``totals[1]``, padding rows of ``out_rows``) are 0 here; compare with :func:`defined_rows`.
 """
 
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from moegen.core.abi import arguments, public_pack, round_up
+from moegen.core.abi import arguments, public_pack, round_up, weight_pack_of
 from moegen.core.enums import ActScale, CombineMode, Epilogue, OpKind, RouterWeight, ScaleLayout
 from moegen.core.errors import TensorError
 from moegen.core.ops import OpSpec
@@ -181,7 +182,7 @@ def _gemm2(op: OpSpec, buffers: Buffers) -> dict[str, Tensor]:
 def _bank(op: OpSpec, layer: str, buffers: Buffers, half_rows: int, depth: int) -> experts.Bank:
     suffixes = ("codes", "scales") if public_pack(op) else ("packed",)
     return experts.Bank(
-        pack=op.weight_pack,
+        pack=weight_pack_of(op, layer),
         layout=op.weight_scale_layout,
         tensors={suffix: buffers[f"{layer}_{suffix}"] for suffix in suffixes},
         alpha=buffers[f"{layer}_alpha"],
