@@ -85,8 +85,8 @@ class Catalog(Protocol):
         """Schedule families that can serve an op of ``kind``; empty when the target has no such op."""
         ...
 
-    def row_tiles(self, choice: Choice) -> tuple[int, ...]:
-        """Values of ``OpSpec.row_tile`` to consider, rising.
+    def row_tiles(self, choice: Choice, act_format: ActFormat) -> tuple[int, ...]:
+        """Values of ``OpSpec.row_tile`` to consider for rows of ``act_format``, rising.
 
         Raises:
             SpecError: the choice names a field or a value that this target does not have.

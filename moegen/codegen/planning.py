@@ -118,7 +118,8 @@ def _shapes(spec: LayerSpec, catalog: Catalog, choice: Choice) -> list[Shape]:
     w4a16 = spec.activations.format is ActFormat.BF16
     gathers = catalog.gather_forms() if w4a16 else (True,)
     layouts = catalog.rows_layouts(spec.activations.format)
-    grid = product(spec.epilogues, spec.combine, catalog.row_tiles(choice), layouts, gathers)
+    tiles = catalog.row_tiles(choice, spec.activations.format)
+    grid = product(spec.epilogues, spec.combine, tiles, layouts, gathers)
     return [
         Shape(epilogue=epilogue, combine=combine, row_tile=row_tile, rows_layout=layout, fused_gather=gather)
         for epilogue, combine, row_tile, layout, gather in grid

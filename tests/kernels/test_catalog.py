@@ -10,7 +10,7 @@ from moegen.codegen.load import expected_load
 from moegen.codegen.registry import parse_variant
 from moegen.codegen.variant import Variant
 from moegen.core.devices import CPU_GENERIC
-from moegen.core.enums import Epilogue, OpKind
+from moegen.core.enums import ActFormat, Epilogue, OpKind
 from moegen.core.errors import SpecError
 
 #: The geometry of specs/quickstart.yaml.
@@ -79,16 +79,16 @@ def test_private_packs_and_row_orders_are_refused() -> None:
 def test_a_choice_narrows_the_schedules() -> None:
     op = QUICKSTART.ops()[OpKind.GEMM1]
     choice = {"tile": ({"rows": 8, "cols": 64}, {"rows": 16, "cols": 32}), "unroll": (4,)}
-    assert CATALOG.row_tiles(choice) == (8, 16)
+    assert CATALOG.row_tiles(choice, ActFormat.NVFP4) == (8, 16)
     found = {(item["rows"], item["cols"], item["unroll"]) for item in CATALOG.schedules(op, CPU_GENERIC, choice)}
     assert found == {(8, 64, 4)}
-    assert CATALOG.row_tiles(None) == ROW_TILES
+    assert CATALOG.row_tiles(None, ActFormat.NVFP4) == ROW_TILES
 
 
 @pytest.mark.parametrize("choice", [{"stages": (3,)}, {"rows": (0,)}, {"rows": ("8",)}, {"tile": ({"width": 3},)}])
 def test_a_choice_that_names_nothing_is_refused(choice: dict[str, tuple[object, ...]]) -> None:
     with pytest.raises(SpecError) as caught:
-        CATALOG.row_tiles(choice)  # type: ignore[arg-type]
+        CATALOG.row_tiles(choice, ActFormat.NVFP4)  # type: ignore[arg-type]
     assert caught.value.where.startswith("schedules.cpu")
 
 

@@ -160,7 +160,7 @@ class CpuCatalog:
         """One family: panels for the gemms, streams for the rest."""
         return (PANEL,) if kind in GEMMS else (STREAM,)
 
-    def row_tiles(self, choice: Choice) -> tuple[int, ...]:
+    def row_tiles(self, choice: Choice, act_format: ActFormat) -> tuple[int, ...]:
         """Row tiles that ``choice`` leaves, rising; raises SpecError as :func:`chosen_values`."""
         found = {value for values in chosen_values(PANEL, AUTO, choice) for value in values["rows"]}
         tiles = tuple(sorted(value for value in found if type(value) is int and value > 0))

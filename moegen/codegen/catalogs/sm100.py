@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from moegen.codegen.catalog import LEGAL, Choice, Scratch, Verdict, chosen_values, illegal, judge
 from moegen.codegen.catalogs import blockscaled, sm90
+from moegen.codegen.catalogs.sm100_w4a16 import W4A16Part
 from moegen.codegen.cost import gemm_bytes, gemm_flops, roofline_us, stream_bytes, wave_occupancy
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
@@ -19,7 +20,7 @@ MAX_THREADS = 1024
 WARP = 32
 AUTO_GEMM: Mapping[str, tuple[Value, ...]] = {
     "rows": (128, 256),
-    "cols": (64, 128, 192, 256),
+    "cols": (8, 16, 32, 64, 128, 192, 256),
     "k": (128, 256),
     "stages": (3, 4, 6),
     "acc_stages": (1, 2),
@@ -37,10 +38,15 @@ DSL = {OpKind.DEINTERLEAVE_QUANTIZE: "sm_100a/quantize.py.j2"}
 class Sm100Catalog:
     """What a Blackwell target offers; see :class:`moegen.codegen.catalog.Catalog`.
 
-    W4A16 is not among it: a block-scaled MMA multiplies FP4 by FP4, and no kernel here decodes weights to bf16.
+    The block-scaled gemms multiply FP4 by FP4; W4A16 layers have kernels of their own (``sm100_w4a16``).
     """
 
     target: Target
+
+    @property
+    def w4a16(self) -> W4A16Part:
+        """Schedules of W4A16 gemms and of the copies around them."""
+        return W4A16Part(self.target)
 
     @property
     def gemm(self) -> ScheduleFamily:
@@ -63,16 +69,19 @@ class Sm100Catalog:
         return replace(sm90.ROUTE, target=self.target)
 
     def families(self, kind: OpKind) -> tuple[ScheduleFamily, ...]:
-        """One family for each op that has a kernel."""
-        return tuple(family for family in (self.gemm, self.rows, self.route) if kind in family.kinds)
+        """One family for each op, and two for the gemms: W4A4's and W4A16's."""
+        every = (self.gemm, self.rows, self.route, *self.w4a16.families)
+        return tuple(family for family in every if kind in family.kinds)
 
-    def row_tiles(self, choice: Choice) -> tuple[int, ...]:
+    def row_tiles(self, choice: Choice, act_format: ActFormat) -> tuple[int, ...]:
         """Token tiles of the gemm schedules; raises SpecError as :func:`chosen_values`."""
+        if act_format is ActFormat.BF16:
+            return self.w4a16.row_tiles(choice)
         return tuple(sorted({blockscaled.token_tile(schedule) for schedule in self._gemm_space(choice)}))
 
     def gather_forms(self) -> tuple[bool, ...]:
-        """W4A16 rows are gathered by an op of their own: bulk copies need rows in order."""
-        return (False,)
+        """gemm1 copies rows of ``x`` itself, which saves a launch; after a gather op its weights start earlier."""
+        return (True, False)
 
     def rows_layouts(self, act_format: ActFormat) -> tuple[str, ...]:
         """Plain rows."""
@@ -91,6 +100,8 @@ class Sm100Catalog:
 
     def schedules(self, op: OpSpec, device: DeviceFacts, choice: Choice) -> tuple[Schedule, ...]:
         """Gemm schedules at the op's token tile, or every shape of a row-wise op."""
+        if self.w4a16.serves(op):
+            return self.w4a16.schedules(op, choice)
         if op.kind in self.gemm.kinds:
             space = self._gemm_space(choice, device.cores)
             return tuple(schedule for schedule in space if blockscaled.token_tile(schedule) == op.row_tile)
@@ -104,6 +115,8 @@ class Sm100Catalog:
 
     def verdict(self, op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
         """Whether a schedule of the op's family can serve ``op``."""
+        if schedule.family in self.w4a16.families:
+            return self.w4a16.verdict(op, schedule, device)
         if schedule.family == self.gemm:
             return judge(blockscaled.PREDICATES, op, schedule, device)
         if schedule.family == self.route:
@@ -115,6 +128,8 @@ class Sm100Catalog:
 
     def time_us(self, op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
         """Roofline over the tiles' waves for a gemm, memory traffic for the rest, and one launch."""
+        if self.w4a16.serves(op):
+            return self.w4a16.time_us(op, schedule, device, load)
         if op.kind not in self.gemm.kinds:
             return roofline_us(device, stream_bytes(op, load), 0.0)
         weights = schedule.number("rows" if schedule["swap_ab"] else "cols")
@@ -124,12 +139,16 @@ class Sm100Catalog:
 
     def template(self, op: OpSpec, schedule: Schedule) -> str:
         """One template per op; two quantisers share one, and route is shared with sm_90a."""
+        if self.w4a16.serves(op):
+            return self.w4a16.template(op)
         if op.kind in CUDA:
             return CUDA[op.kind][0]
         return DSL.get(op.kind, f"sm_100a/{op.kind.value}.py.j2")
 
     def includes(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
         """Of CUDA sources; CuTeDSL templates import device modules by name."""
+        if self.w4a16.serves(op):
+            return self.w4a16.includes(op)
         return CUDA[op.kind][1] if op.kind in CUDA else ()
 
     def scratch(self, op: OpSpec, schedule: Schedule) -> Scratch:

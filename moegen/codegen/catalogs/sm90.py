@@ -285,7 +285,7 @@ class Sm90Catalog:
         """Ladders for the gemms, one block for route, streams for the rest."""
         return (LADDER,) if kind in GEMMS else (ROUTE,) if kind is OpKind.ROUTE else (STREAM,)
 
-    def row_tiles(self, choice: Choice) -> tuple[int, ...]:
+    def row_tiles(self, choice: Choice, act_format: ActFormat) -> tuple[int, ...]:
         """Always groups of 8; raises SpecError when ``choice`` names an unknown field."""
         chosen_values(LADDER, AUTO, choice)
         return (ROW_TILE,)

@@ -17,6 +17,7 @@ namespace moegen {
 using tvm::ffi::TensorView;
 
 inline constexpr DLDataType kBf16{kDLBfloat, 16, 1};
+inline constexpr DLDataType kFp16{kDLFloat, 16, 1};
 inline constexpr DLDataType kFp32{kDLFloat, 32, 1};
 inline constexpr DLDataType kInt32{kDLInt, 32, 1};
 inline constexpr DLDataType kInt64{kDLInt, 64, 1};
