@@ -1,145 +1,170 @@
-"""Gemm cases that cover what the catalog offers: every value, or every pair of values, of these axes."""
+"""Gemm cases that cover every pair of choices: numerics, layouts, and whatever fields the catalog's schedules have."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from random import Random
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
-from kernels.cases import ACTIVATIONS, Case
+from kernels.cases import ACTIVATIONS, Case, topk_ids
 from kernels.pairwise import Row, covering
 
-from moegen.codegen.catalogs.sm100 import CATALOGS
+from moegen.codegen.catalogs.sm100 import AUTO_GEMM, CATALOGS
 from moegen.codegen.variant import Variant
 from moegen.core.devices import B200
-from moegen.core.enums import Contract, Epilogue, OpKind, Round, RouterWeight, ScaleLayout, Target, TokenDtype
+from moegen.core.enums import CombineMode, Contract, Epilogue, OpKind, Round, RouterWeight, ScaleLayout, Target
+from moegen.core.enums import TokenDtype as Dtype
 from moegen.core.ops import Numerics
+from moegen.numerics.reference import route
 
 SWIZZLED = ScaleLayout.SWIZZLE_128X4
+FAMILY = CATALOGS[Target.SM_100A].gemm
 #: (CTAs of a group, operands swapped)
 FORMS = {"plain": (1, False), "pair": (2, False), "swapped": (1, True), "swapped pair": (2, True)}
+#: Fields that ``form`` and ``groups`` stand for.
+DERIVED = ("rows", "cta_group", "swap_ab", "ctas")
+#: Short rings, so that small shapes wrap them; depths that fill a swizzle box in part, once, twice.
+SHORT: Mapping[str, tuple[Any, ...]] = {"k": (64, 128, 256), "stages": (2, 3)}
+#: Every other field of a schedule with the values that planning considers: a new field is covered without being named.
+SCHEDULE_AXES = {
+    field.name: SHORT.get(field.name) or AUTO_GEMM[field.name] for field in FAMILY.fields if field.name not in DERIVED
+}
 #: (H, I): tails in both, a pitch beyond K / 2, several stages of depth, more than one tile of weights.
 GEOMETRIES = ((272, 144), (80, 176), (640, 80), (144, 208))
-AXES: Mapping[str, Sequence[Any]] = {
-    "epilogue": tuple(Epilogue),
-    "activation": tuple(ACTIVATIONS),
-    "contract": tuple(Contract),
+SHAPE_AXES: Mapping[str, Sequence[Any]] = {
     "form": tuple(FORMS),
-    "cols": (64, 128, 192, 256),
-    "depth": (64, 128, 256),
-    "stages": (2, 3),
-    "acc_stages": (1, 2),
-    "gate_round": (Round.FP32, Round.BF16),
-    "pre_quant_round": (Round.FP32, Round.BF16),
-    "router_weight": tuple(RouterWeight),
-    "dtype": tuple(TokenDtype),
+    **SCHEDULE_AXES,
+    "groups": (1, 2),
+    "dtype": tuple(Dtype),
     "bias": (False, True),
     "geometry": GEOMETRIES,
     "routing": ("mixed", "hot", "uniform"),
 }
+FIRST_AXES: Mapping[str, Sequence[Any]] = {
+    "epilogue": tuple(Epilogue),
+    "activation": tuple(ACTIVATIONS),
+    "contract": tuple(Contract),
+    "gate_round": (Round.FP32, Round.BF16),
+    "pre_quant_round": (Round.FP32, Round.BF16),
+    "router_weight": tuple(RouterWeight),
+    **SHAPE_AXES,
+}
+SECOND_AXES: Mapping[str, Sequence[Any]] = {"combine": tuple(CombineMode), **SHAPE_AXES}
+NAMING = ("routing", "dtype", "combine", "epilogue", "activation", "contract")
+TOKENS = (5, 19, 37, 69, 101, 133, 165, 229, 293, 421, 549, 677, 805, 1061, 1317, 1573, 2085, 3109, 4133)
+"""Batches to choose from: the smallest that wraps every pipeline."""
 
 
 @dataclass(frozen=True)
 class GemmCase:
-    """A gemm1, or the gemm2 of the same layer, with a batch that fills more tiles than there are CTAs."""
+    """One gemm and a batch that sends every persistent CTA around each of its pipelines more than twice."""
 
     row: Row
-    second: bool = False
+
+    @property
+    def kind(self) -> OpKind:
+        """gemm2's rows have no activation."""
+        return OpKind.GEMM1 if "activation" in self.row else OpKind.GEMM2
 
     @property
     def name(self) -> str:
-        """What is particular, in words."""
-        words = ("form", "cols", "depth", "epilogue", "activation", "contract")
-        return " ".join(str(getattr(self.row[word], "value", self.row[word])) for word in words)
+        """Tile, shape and chain, as far as they tell cases apart."""
+        tile = [field.encode(self.row[field.name]) for field in FAMILY.fields if field.name in SCHEDULE_AXES]
+        words = [self.kind.value, self.row["form"], "-".join(tile), "x".join(map(str, self.row["geometry"]))]
+        words += [getattr(self.row.get(axis), "value", self.row.get(axis)) for axis in NAMING]
+        return " ".join(word for word in words if word)
+
+    @property
+    def group(self) -> int:
+        """CTAs that share an MMA."""
+        return FORMS[self.row["form"]][0]
+
+    @property
+    def swapped(self) -> bool:
+        """True when weights are the M operand."""
+        return FORMS[self.row["form"]][1]
 
     @property
     def row_tile(self) -> int:
         """Token rows of a tile."""
-        group, swapped = FORMS[self.row["form"]]
-        return self.row["cols"] if swapped else 128 * group
+        return self.row["cols"] if self.swapped else 128 * self.group
+
+    @cached_property
+    def case(self) -> Case:
+        """The layer and its batch, the smallest that wraps."""
+        shapes = [replace(self._layer, tokens=tokens) for tokens in TOKENS]
+        return next((case for case in shapes if self._wraps(case)), shapes[-1])
 
     @property
-    def case(self) -> Case:
-        """The layer and its batch."""
+    def wraps(self) -> bool:
+        """True when the batch goes around the ring and the accumulators more than twice."""
+        return self._wraps(self.case)
+
+    @cached_property
+    def _layer(self) -> Case:
         row = self.row
         hidden, intermediate = row["geometry"]
+        atomic = row.get("combine") is CombineMode.ATOMIC
         return Case(
             hidden=hidden,
             intermediate=intermediate,
             experts=3,
-            top_k=2,
-            tokens=37 + self.row_tile // 2,
+            top_k=1 if atomic else 2,  # one row a token: no order of the additions is left open
             row_tile=self.row_tile,
             routing=row["routing"],
-            activation=ACTIVATIONS[row["activation"]],
-            epilogue=row["epilogue"],
-            numerics=Numerics(
-                contract=row["contract"],
-                gate_round=row["gate_round"],
-                pre_quant_round=row["pre_quant_round"],
-                router_weight=row["router_weight"],
-            ),
+            activation=ACTIVATIONS[row.get("activation", "swiglu")],
+            epilogue=row.get("epilogue", Epilogue.COMPACT),
+            combine=row.get("combine", CombineMode.ORDERED),
+            numerics=Numerics(**{name: row[name] for name in Numerics.__dataclass_fields__ if name in row}),
             dtype=row["dtype"],
             bias=row["bias"],
             row_scales=SWIZZLED,
             weight_scales=SWIZZLED,
         )
 
-    @property
+    @cached_property
     def variant(self) -> Variant:
-        """The kernel; three CTAs (two groups of a pair) run however many tiles there are."""
-        group, swapped = FORMS[self.row["form"]]
-        schedule = CATALOGS[Target.SM_100A].gemm.make(
-            rows=128 * group,
-            cols=self.row["cols"],
-            k=self.row["depth"],
-            stages=self.row["stages"],
-            acc_stages=self.row["acc_stages"],
-            cta_group=group,
-            ctas=3 if group == 1 else 4,
-            swap_ab=swapped,
+        """The kernel; ``groups`` groups of CTAs run however many tiles there are."""
+        schedule = FAMILY.make(
+            rows=128 * self.group,
+            cta_group=self.group,
+            swap_ab=self.swapped,
+            ctas=self.row["groups"] * self.group,
+            **{name: self.row[name] for name in SCHEDULE_AXES},
         )
-        op = self.case.ops()[OpKind.GEMM2 if self.second else OpKind.GEMM1]
-        return Variant(op=op, schedule=schedule)
+        return Variant(op=self._layer.ops()[self.kind], schedule=schedule)
+
+    def _wraps(self, case: Case) -> bool:
+        routing = route(topk_ids(case), experts=case.experts, row_tile=case.row_tile, first_expert=case.first_expert)
+        op = self.variant.op
+        tiles = int(routing.totals[0]) * -(-op.n // (128 * self.group if self.swapped else self.row["cols"]))
+        turns = -(-tiles // self.row["groups"])
+        return turns > 2 * self.row["acc_stages"] and turns * -(-op.k // self.row["k"]) > 2 * self.row["stages"]
 
 
 def allowed(row: Row) -> bool:
     """Cells that exist: a gate to interleave, a contract where something is quantised, a legal tile."""
-    gated = ACTIVATIONS[row["activation"]].kind.gated
-    if row["epilogue"] is Epilogue.INTERLEAVED and not gated:
-        return False
-    if row["epilogue"] is not Epilogue.FUSED_FP4 and row["contract"] is not Contract.TE:
-        return False
-    if not gated and row["gate_round"] is Round.BF16:
-        return False
-    stores_rows = row["epilogue"] is not Epilogue.FUSED_FP4
-    if stores_rows and row["dtype"] is TokenDtype.FP16 and row["pre_quant_round"] is Round.BF16:
-        return False
-    return _legal_tile(*(row[name] for name in ("form", "cols", "depth", "stages", "acc_stages")))
+    if "activation" in row:
+        gated = ACTIVATIONS[row["activation"]].kind.gated
+        fused = row["epilogue"] is Epilogue.FUSED_FP4
+        if not gated and (row["epilogue"] is Epilogue.INTERLEAVED or row["gate_round"] is Round.BF16):
+            return False
+        if not fused and row["contract"] is not Contract.TE:
+            return False
+        if not fused and row["dtype"] is Dtype.FP16 and row["pre_quant_round"] is Round.BF16:
+            return False
+    return _legal_tile(tuple(row[name] for name in ("form", "geometry", "groups", *SCHEDULE_AXES)), "activation" in row)
 
 
 @cache
-def _legal_tile(form: str, cols: int, depth: int, stages: int, acc_stages: int) -> bool:
-    values = {name: axis[0] for name, axis in AXES.items()}
-    tile = {"form": form, "cols": cols, "depth": depth, "stages": stages, "acc_stages": acc_stages}
-    variant = GemmCase({**values, **tile}).variant
+def _legal_tile(tile: tuple[Any, ...], first: bool) -> bool:
+    names = ("form", "geometry", "groups", *SCHEDULE_AXES)
+    plain = {name: axis[0] for name, axis in (FIRST_AXES if first else SECOND_AXES).items()}
+    variant = GemmCase(plain | dict(zip(names, tile, strict=True))).variant
     return CATALOGS[Target.SM_100A].verdict(variant.op, variant.schedule, B200).legal
 
 
-def every_pair(seed: int = 1) -> list[GemmCase]:
-    """Every pair of values that some cell holds, a gemm2 among every four cases."""
-    rows = covering(AXES, allowed, seed)
-    return [GemmCase(row, second=number % 4 == 3) for number, row in enumerate(rows)]
-
-
-def every_value(seed: int = 1) -> list[GemmCase]:
-    """A small set of cells that holds every value of every axis, and a gemm2 of two forms."""
-    random = Random(seed)
-    missing = {(name, value) for name, values in AXES.items() for value in values}
-    rows: list[Row] = []
-    while missing:
-        drawn = ({name: random.choice(values) for name, values in AXES.items()} for _ in range(400))
-        rows.append(max(filter(allowed, drawn), key=lambda row: len(missing & set(row.items()))))
-        missing -= set(rows[-1].items())
-    second = [{**rows[0], "form": form, "cols": 128, "acc_stages": 1} for form in ("plain", "swapped pair")]
-    return [GemmCase(row) for row in rows] + [GemmCase(row, second=True) for row in second]
+@cache
+def every_pair(seed: int = 1) -> tuple[GemmCase, ...]:
+    """A set of gemm1 cases that holds every pair of values which some cell has, and one of gemm2 cases."""
+    rows = [*covering(FIRST_AXES, allowed, seed), *covering(SECOND_AXES, allowed, seed)]
+    return tuple(GemmCase(row) for row in rows)

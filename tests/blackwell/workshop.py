@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moegen.build.cutedsl import CuTeDSL
 from moegen.build.toolchain import PTX, CompileJob, Outcome, Status
-from moegen.codegen.catalogs.sm100 import CATALOGS, Sm100Catalog
+from moegen.codegen.catalogs.sm100 import AUTO_GEMM, CATALOGS, Sm100Catalog
 from moegen.codegen.render import render
 from moegen.codegen.variant import Variant
 from moegen.core.devices import PLANNING_DEVICE
@@ -19,11 +19,14 @@ from moegen.ptx.runner import InterpreterRunner
 
 #: A schedule without random time-outs, and the interpreter's adversaries.
 SCHEDULES = (Options(seed=0, timeout_probability=0.0), *ADVERSARIES)
+#: The same without random time-outs, and three random ones: with the race detector, all late, tensor cores late.
+FOUR_SCHEDULES = (SCHEDULES[0], ADVERSARIES[0], ADVERSARIES[1], ADVERSARIES[3])
 
 
 def gemm_variant(op: OpSpec, target: Target = Target.SM_100A, **schedule: int | bool) -> Variant:
-    """A gemm with a schedule, which must be legal."""
-    made = CATALOGS[target].gemm.make(**schedule)
+    """A gemm with a schedule, which must be legal; a field that is not given has planning's first value."""
+    first = {name: values[0] for name, values in AUTO_GEMM.items()}
+    made = CATALOGS[target].gemm.make(**{**first, **schedule})
     verdict = CATALOGS[target].verdict(op, made, PLANNING_DEVICE[target])
     assert verdict.legal, str(verdict)
     return Variant(op=op, schedule=made)
