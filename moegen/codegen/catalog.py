@@ -7,7 +7,7 @@ from typing import Protocol, cast
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, Value
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import ActFormat, OpKind, Target
+from moegen.core.enums import ActFormat, OpKind, ScaleLayout, Target
 from moegen.core.errors import SpecError
 from moegen.core.ops import OpSpec
 
@@ -100,6 +100,12 @@ class Catalog(Protocol):
 
     def rows_layouts(self, act_format: ActFormat) -> tuple[str, ...]:
         """Orders of ``x_rows`` and ``h_rows`` (``OpSpec.rows_layout``) that whole pipelines can use, ``""`` = plain."""
+        ...
+
+    def scale_layout(self, declared: ScaleLayout) -> ScaleLayout:
+        """Order of block scales, of rows and of weights, that kernels read where a spec declares ``declared``.
+
+        Only kernels of the layer see block scales, so a target may have one order that its tensor cores need."""
         ...
 
     def weight_packs(self, op: OpSpec) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from moegen.core.errors import SpecError
 from moegen.core.ops import OpSpec
 from moegen.core.package import Pipeline, Step
 from moegen.spec.legality import refusal
-from moegen.spec.models import LayerSpec
+from moegen.spec.models import LayerSpec, ScaleLayouts
 
 MODEL_TOKENS = tuple(1 << exponent for exponent in range(15))
 """Token counts at which every pipeline's model prediction is recorded, besides those the spec tunes for."""
@@ -80,13 +80,14 @@ def plan(spec: LayerSpec, target: Target, device: DeviceFacts | None = None) -> 
         raise SpecError(f"{target.value} is not in the spec's targets", f"spec {spec.name}", "add it to targets")
     device = device or PLANNING_DEVICE[target]
     catalog = catalog_of(target)
+    declared, spec = spec, _with_layouts_of(spec, catalog)
     choice = _choice(spec, target)
     judge = Judge(spec, catalog, device, choice)
     shapes = _shapes(spec, catalog, choice)
     missing = _missing_ops(spec, shapes, judge)
     rejected = [*_refused_modes(spec), *missing]
     if missing:
-        return _without_pipelines(judge, shapes, rejected)
+        return _without_pipelines(judge, shapes, rejected, _notes(spec, declared))
     packs = tuple(_choose_pack(spec, shapes, judge, kind) for kind in (OpKind.GEMM1, OpKind.GEMM2))
     candidates, empty = _candidates(spec, shapes, judge, (packs[0].pack, packs[1].pack))
     rejected += dict.fromkeys(empty)
@@ -105,13 +106,22 @@ def plan(spec: LayerSpec, target: Target, device: DeviceFacts | None = None) -> 
         dropped=tuple(dropped),
         loose=(),
         rejected=tuple(rejected),
-        notes=_notes(spec),
+        notes=_notes(spec, declared),
     )
 
 
 def _choice(spec: LayerSpec, target: Target) -> Choice:
     choice = spec.schedules.get(target, "auto")
     return None if isinstance(choice, str) else choice
+
+
+def _with_layouts_of(spec: LayerSpec, catalog: Catalog) -> LayerSpec:
+    """The spec with block scales in the orders that the target's kernels read; no caller of a layer sees them."""
+    declared = spec.scale_layout
+    read = ScaleLayouts(
+        activations=catalog.scale_layout(declared.activations), weights=catalog.scale_layout(declared.weights)
+    )
+    return spec.model_copy(update={"scale_layout": read})
 
 
 def _shapes(spec: LayerSpec, catalog: Catalog, choice: Choice) -> list[Shape]:
@@ -144,7 +154,9 @@ def _refused_modes(spec: LayerSpec) -> list[tuple[str, str]]:
     return refused
 
 
-def _without_pipelines(judge: Judge, shapes: list[Shape], rejected: list[tuple[str, str]]) -> TargetPlan:
+def _without_pipelines(
+    judge: Judge, shapes: list[Shape], rejected: list[tuple[str, str]], notes: tuple[str, ...]
+) -> TargetPlan:
     """A target that lacks an op still generates the ops that it has, for one row tile, so that they are built."""
     row_tile = max(shape.row_tile for shape in shapes)
     loose: dict[str, Variant] = {}
@@ -164,7 +176,7 @@ def _without_pipelines(judge: Judge, shapes: list[Shape], rejected: list[tuple[s
         dropped=(),
         loose=tuple(loose.values()),
         rejected=tuple(rejected),
-        notes=_notes(judge.spec),
+        notes=notes,
     )
 
 
@@ -252,7 +264,15 @@ def _step(variant: Variant, catalog: Catalog) -> Step:
     return Step(op=variant.op, variant=variant.name, scratch_fixed=scratch.fixed, scratch_per_row=scratch.per_row)
 
 
-def _notes(spec: LayerSpec) -> tuple[str, ...]:
+def _notes(spec: LayerSpec, declared: LayerSpec) -> tuple[str, ...]:
+    """What a user should know of a plan that the spec does not say."""
+    notes = _numerics_notes(spec)
+    if spec.scale_layout != declared.scale_layout:
+        notes += ("block scales are kept in 128x4 tiles: rows are quantised so, weights' scales reordered at load",)
+    return notes
+
+
+def _numerics_notes(spec: LayerSpec) -> tuple[str, ...]:
     """Says so when the spec's modes fall into several numerics classes, which the tuner never compares."""
     classes: dict[str, list[str]] = {}
     for epilogue in spec.epilogues:

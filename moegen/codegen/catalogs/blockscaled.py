@@ -17,7 +17,10 @@ MMA_MAX_N = 256
 SCALE_ROWS = 128
 """Block scales travel and sit in tensor memory in units of 128 rows, whatever the tile's width."""
 SCALE_WIDTH = 64
-"""The N operand's scale offset in tensor memory advances in units of 64 rows."""
+"""The N operand's scales start at even columns of tensor memory: every 64 rows."""
+NARROW = (8, 16, 32)
+"""Token tiles below ``SCALE_WIDTH``, whose scales a warp copies token by token: what one load from tensor memory takes,
+and what divides a unit of scales."""
 SCALE_COLUMNS = 4
 """Tensor-memory columns of one 128-row unit of scales for one MMA_K."""
 BOX_BYTES = 128
@@ -71,7 +74,7 @@ def shared_memory_bytes(schedule: Schedule) -> int:
     codes = [tile * k // 2 for tile in (rows, cols // group)]
     scales = [round_up(tile, SCALE_ROWS) * k // BLOCK for tile in (rows, cols)]
     stage = sum(round_up(size, STAGE_ALIGN) for size in codes + scales)
-    staged = STAGED_BYTES if schedule["swap_ab"] else 0
+    staged = STAGED_BYTES * min(32, schedule.number("cols")) // 32 if schedule["swap_ab"] else 0
     return schedule.number("stages") * stage + staged + BARRIER_BYTES
 
 
@@ -87,7 +90,7 @@ def needs_tiled_scales(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> V
     """Bulk copies of scales bring whole 128x4 tiles to tensor memory as they are."""
     swizzled = ScaleLayout.SWIZZLE_128X4
     if op.scale_layout is not swizzled or op.weight_scale_layout is not swizzled:
-        return illegal("scale_layout", "tensor memory takes scales in 128x4 tiles: set scale_layout to swizzle_128x4")
+        return illegal("scale_layout", "tensor memory takes scales in 128x4 tiles")
     return LEGAL
 
 
@@ -121,14 +124,20 @@ def pairs_ctas(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
 def width_fits_role(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     """N in the MMA's steps and in whole units of scales, which compilers do not check.
 
-    Scales of B are addressed in tensor memory by units of 64 rows, so a narrower tile cannot start where its rows do.
+    MMAs read B's scales from lane 0 of an even column of tensor memory on: every 64 rows. A narrower tile of weights
+    would start in between. A narrower tile of tokens may, since these scales are copied token by token.
     """
     cols, step = schedule.number("cols"), 8 * schedule.number("cta_group")
     if cols < step or cols > MMA_MAX_N or cols % step:
         return illegal("width", "N outside the MMA's steps", cols=cols, step=step, most=MMA_MAX_N)
-    if cols % SCALE_WIDTH:
-        role = "token" if schedule["swap_ab"] else "weight"
-        return illegal("scale_width", f"{role} tiles need whole units of scales", cols=cols, unit=SCALE_WIDTH)
+    if cols % SCALE_WIDTH == 0:
+        return LEGAL
+    if not schedule["swap_ab"]:
+        return illegal("scale_width", "weight tiles need whole units of scales", cols=cols, unit=SCALE_WIDTH)
+    if cols not in NARROW:
+        return illegal("scale_width", "token tiles are 8, 16, 32 or whole units of scales", cols=cols, unit=SCALE_WIDTH)
+    if schedule["cta_group"] != 1:
+        return illegal("scale_width", "a pair halves loads of tokens, and a narrow tile has hardly any", cols=cols)
     return LEGAL
 
 

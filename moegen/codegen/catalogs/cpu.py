@@ -178,6 +178,10 @@ class CpuCatalog:
         """Plain rows only."""
         return ("",)
 
+    def scale_layout(self, declared: ScaleLayout) -> ScaleLayout:
+        """Either, as declared."""
+        return declared
+
     def weight_packs(self, op: OpSpec) -> tuple[str, ...]:
         """The public pack alone."""
         return (PACK,)

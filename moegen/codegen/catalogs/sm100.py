@@ -87,6 +87,10 @@ class Sm100Catalog:
         """Plain rows."""
         return ("",)
 
+    def scale_layout(self, declared: ScaleLayout) -> ScaleLayout:
+        """Tensor memory takes scales in 128x4 tiles: rows are quantised so, and weights' scales reordered at load."""
+        return ScaleLayout.SWIZZLE_128X4
+
     def weight_packs(self, op: OpSpec) -> tuple[str, ...]:
         """The public pack."""
         return (PACK,)

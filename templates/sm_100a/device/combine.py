@@ -6,6 +6,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
+from sm_100a.device import dependents
 from sm_100a.device.arithmetic import add, fma
 from sm_100a.device.quantize import global_vector
 
@@ -40,6 +41,7 @@ def position(combiner: cutlass.Constexpr):
 @cute.jit
 def combine_thread(combiner: cutlass.Constexpr, rows, slot_row, weights, y):
     """Ordered: ``s = fma(w_j, row, s)`` over ascending slots, one rounding."""
+    dependents.enter()
     token, column = position(combiner)
     if token < y.shape[0]:
         sums = cute.make_rmem_tensor(WIDTH, Float32)
@@ -59,6 +61,7 @@ def combine_thread(combiner: cutlass.Constexpr, rows, slot_row, weights, y):
 @cute.jit
 def round_thread(combiner: cutlass.Constexpr, sums, y):
     """Atomic: one rounding of what gemm2 added up."""
+    dependents.enter()
     token, column = position(combiner)
     if token < y.shape[0]:
         offset = token * combiner.columns + column

@@ -1,6 +1,7 @@
 """A CTA of a grouped block-scaled gemm on tcgen05: sets barriers up, then gives each warp its part.
 
-Persistent CTAs of seven warps: one finds tiles, one issues bulk copies, one issues MMAs, four finish accumulators.
+Persistent CTAs: one warp finds tiles, one issues bulk copies, one issues MMAs, four finish accumulators; narrow tiles
+have one that copies scales token by token.
 Codes and scales reach shared memory by bulk tensor copies, scales go on to tensor memory beside the accumulators.
 """
 
@@ -8,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, memory, pipeline
 from cutlass.cute.nvgpu import cpasync
-from sm_100a.device import gemm_work
+from sm_100a.device import dependents, gemm_scatter, gemm_work
 from sm_100a.device.gemm_finish import finish_tiles
 from sm_100a.device.gemm_layout import (
     STAGED_PITCH,
@@ -25,26 +26,23 @@ from sm_100a.device.gemm_roles import (
     COPY_WARP,
     EPILOGUE_WARPS,
     MMA_WARP,
+    SCALE_WARP,
     SCHEDULER_WARP,
-    TAKERS,
-    THREADS,
     WARP,
     epilogue_barrier,
     tensor_memory_barrier,
 )
 
-__all__ = ["THREADS", "gemm_thread", "grid_of"]
-
 
 def make_rings(gemm, storage, cluster, layouts):
-    """The rings between warps: (stages of operands, accumulators, work items)."""
+    """The rings between warps: (stages of operands, their scales in narrow tiles, accumulators, work items)."""
     thread_group = pipeline.CooperativeGroup(pipeline.Agent.Thread)
     operands = pipeline.PipelineTmaUmma.create(
         barrier_storage=storage.filled.data_ptr(),
         num_stages=gemm.stages,
         producer_group=thread_group,
         consumer_group=thread_group,
-        tx_count=stage_bytes(layouts) * gemm.group,
+        tx_count=stage_bytes(gemm, layouts) * gemm.group,
         cta_layout_vmnk=cluster,
         defer_sync=True,
     )
@@ -56,7 +54,9 @@ def make_rings(gemm, storage, cluster, layouts):
         cta_layout_vmnk=cluster,
         defer_sync=True,
     )
-    return operands, accumulators, gemm_work.make_ring(storage.scheduled.data_ptr(), TAKERS)
+    scales = gemm_scatter.make_ring(gemm, storage.scattered.data_ptr(), cluster) if gemm.narrow else None
+    # All warps but the scheduler take work.
+    return operands, scales, accumulators, gemm_work.make_ring(storage.scheduled.data_ptr(), gemm.warps - 1)
 
 
 @cute.jit
@@ -65,10 +65,15 @@ def gemm_thread(
     epilogue: cutlass.Constexpr,
     copies: cutlass.Constexpr,
     tensors: cutlass.Constexpr,
+    token_scales: cutlass.Constexpr,
     tile_expert,
     totals,
 ):
-    """One thread of the kernel: sets barriers up, then does its warp's part."""
+    """One thread of the kernel: sets barriers up, then does its warp's part.
+
+    ``token_scales`` are the scales of a narrow tile's tokens as bytes in memory, else None.
+    """
+    dependents.release()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     cta, _, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
@@ -77,10 +82,10 @@ def gemm_thread(
     layouts = shared_layouts(gemm, mma)
     storage = memory.SmemAllocator().allocate(make_storage(gemm, layouts))
     if warp == COPY_WARP:
-        for number in cutlass.range_constexpr(4):
-            cpasync.prefetch_descriptor(copies[2 * number])
+        for atom in copies[::2]:
+            cpasync.prefetch_descriptor(atom)
     cluster = cluster_layout(gemm, mma)
-    ring, accumulators, work_ring = make_rings(gemm, storage, cluster, layouts)
+    ring, scale_ring, accumulators, work_ring = make_rings(gemm, storage, cluster, layouts)
     items = storage.items.data_ptr()
     tmem = memory.TmemAllocator(
         storage.tmem_address.ptr,
@@ -98,14 +103,20 @@ def gemm_thread(
     )
     units = storage.scales_b.get_tensor(unit_layout(gemm))
     pipeline.pipeline_init_wait(cluster_shape_mn=(gemm.group, 1))
+    # Before tensor memory is allocated, too: this grid must not take columns that its predecessor still waits for.
+    dependents.wait()
     if warp == SCHEDULER_WARP:
         gemm_work.schedule_tiles(gemm, work_ring, items, tile_expert, totals, group, groups)
     if warp == COPY_WARP:
         load_tiles(gemm, ring, copies, (*shared[:3], units), work_ring, items, place)
+    if cutlass.const_expr(gemm.narrow):
+        scattered = storage.scales_b.data_ptr()
+        if warp == SCALE_WARP:
+            gemm_scatter.scatter_scales(gemm, scale_ring, token_scales, scattered, work_ring, items)
     if warp == MMA_WARP:
         tmem.wait_for_alloc()
         base = tmem.retrieve_ptr(Float32)
-        multiply_tiles(gemm, ring, accumulators, mma, shared, layouts, base, work_ring, items, place)
+        multiply_tiles(gemm, ring, scale_ring, accumulators, mma, shared, layouts, base, work_ring, items, place)
     if warp < MMA_WARP:
         tmem.allocate(gemm.memory_columns)
         tmem.wait_for_alloc()

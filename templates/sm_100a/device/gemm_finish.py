@@ -1,7 +1,7 @@
 """The epilogue warps of a grouped gemm: 32 accumulators of one token at a time.
 
 Plain: a thread owns a token row and walks along its columns. Swapped: a thread reads one weight row, and shared memory
-turns 32 tokens around, after which a warp holds 32 weight rows of 32 tokens.
+turns up to 32 tokens around, after which a thread holds 32 weight rows of one of them.
 """
 
 import cutlass
@@ -10,7 +10,7 @@ from cutlass import Float32, pipeline
 from cutlass.cute.nvgpu import tcgen05
 from sm_100a.device import gemm_work
 from sm_100a.device.gemm_layout import CHUNK, CTA_ROWS, SCALE_ROWS, accumulator_tensor
-from sm_100a.device.gemm_roles import WARP, epilogue_barrier
+from sm_100a.device.gemm_roles import epilogue_barrier
 
 
 @cute.jit
@@ -29,30 +29,37 @@ def finish_tiles(
     """Finishes tile after tile, and hands each accumulator back when the last of it is in registers."""
     thread, _, _ = cute.arch.thread_idx()
     accumulator = accumulator_tensor(gemm, mma, base)
-    chunks = cute.flat_divide(accumulator[((None, None), 0, 0, None)], (CTA_ROWS, CHUNK))
-    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition.x32), Float32)
+    chunks = cute.flat_divide(accumulator[((None, None), 0, 0, None)], (CTA_ROWS, gemm.chunk))
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(gemm.chunk)), Float32)
     copy = tcgen05.make_tmem_copy(atom, chunks[(None, None, 0, 0, 0)])
     part = copy.get_slice(thread)
     source = part.partition_S(chunks)
-    shape = part.partition_D(cute.make_identity_tensor((CTA_ROWS, CHUNK))).shape
+    shape = part.partition_D(cute.make_identity_tensor((CTA_ROWS, gemm.chunk))).shape
     held = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, gemm.acc_stages)
     taken = gemm_work.make_state()
     work = gemm_work.take(work_ring, items, taken)
     taken.advance()
     while work.expert >= 0:
         accumulators.consumer_wait(held)
-        for chunk in cutlass.range(gemm.cols // CHUNK, unroll=1):
+        for chunk in cutlass.range(gemm.cols // gemm.chunk, unroll=1):
             values = cute.make_rmem_tensor(shape, Float32)
             cute.copy(copy, source[(None, None, None, 0, chunk, held.index)], values)
             cute.arch.fence_view_async_tmem_load()
             if cutlass.const_expr(gemm.swapped):
-                turn_around(staged, values, thread)
-                row = work.token_tile * gemm.tokens + chunk * CHUNK + thread % WARP
-                column = work.weight_tile * gemm.weights + place * CTA_ROWS + thread // WARP * CHUNK
+                turn_around(gemm, staged, values, thread)
+                # Narrow tiles have less to finish than there are threads.
+                if thread < CTA_ROWS // CHUNK * gemm.chunk:
+                    turned = cute.make_rmem_tensor(CHUNK, Float32)
+                    token, column = thread % gemm.chunk, thread // gemm.chunk * CHUNK
+                    for i in cutlass.range_constexpr(CHUNK):
+                        turned[i] = staged[token, column + i]
+                    row = work.token_tile * gemm.tokens + chunk * gemm.chunk + token
+                    first = work.weight_tile * gemm.weights + place * CTA_ROWS + column
+                    finish_chunk(gemm, epilogue, tensors, turned, work, row, first)
             else:
                 row = work.token_tile * gemm.tokens + place * CTA_ROWS + thread
                 column = work.weight_tile * gemm.weights + chunk * CHUNK
-            finish_chunk(gemm, epilogue, tensors, values, work, row, column)
+                finish_chunk(gemm, epilogue, tensors, values, work, row, column)
         accumulators.consumer_release(held)
         held.advance()
         work = gemm_work.take(work_ring, items, taken)
@@ -70,17 +77,17 @@ def finish_chunk(
         epilogue.clear(tensors, row, gemm.n_tiles * gemm.weights)
     if cutlass.const_expr(gemm.tokens % SCALE_ROWS != 0):
         end = (work.token_tile + 1) * gemm.tokens
-        beyond = row + gemm.tokens
-        if work.last != 0 and beyond < (end + SCALE_ROWS - 1) // SCALE_ROWS * SCALE_ROWS:
+        unit_end = (end + SCALE_ROWS - 1) // SCALE_ROWS * SCALE_ROWS
+        beyond = cutlass.select_(work.last != 0, row + gemm.tokens, unit_end)
+        while beyond < unit_end:
             epilogue.clear_scales(tensors, beyond, column, ends)
+            beyond += gemm.tokens
 
 
 @cute.jit
-def turn_around(staged, values, thread):
-    """Gives 32 accumulators of a weight row to the warps by token: afterwards a thread holds 32 weight rows of one."""
+def turn_around(gemm: cutlass.Constexpr, staged, values, thread):
+    """Lays the accumulators of a weight row out by token, between two barriers."""
     epilogue_barrier().arrive_and_wait()
-    for token in cutlass.range_constexpr(CHUNK):
+    for token in cutlass.range_constexpr(gemm.chunk):
         staged[token, thread] = values[token]
     epilogue_barrier().arrive_and_wait()
-    for i in cutlass.range_constexpr(CHUNK):
-        values[i] = staged[thread % WARP, thread // WARP * CHUNK + i]

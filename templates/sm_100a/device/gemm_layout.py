@@ -12,6 +12,7 @@ from cutlass import Float4E2M1FN, Float8E4M3FN, Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers, blockscaled_layout
 from sm_100a.device import gemm_work
+from sm_100a.device.gemm_roles import SCALE_WARP
 
 BLOCK = 16
 MMA_K = 64
@@ -25,6 +26,8 @@ SCALE_COLUMN_ROWS = 32
 """Rows whose scales share a column of tensor memory."""
 SCALE_ROWS = 128
 """Rows of scales that are copied at a time."""
+SCALE_STEP = 64
+"""Rows of B whose scales start at an even column of tensor memory, as MMAs demand; narrower tiles need a scale warp."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,21 @@ class Gemm:
         return self.rows, self.cols, self.depth
 
     @property
+    def narrow(self):
+        """Tiles of so few tokens that their scales are copied token by token."""
+        return self.swapped and self.cols < SCALE_STEP
+
+    @property
+    def warps(self):
+        """Warps of a CTA; the last is the scale warp of narrow tiles."""
+        return SCALE_WARP + self.narrow
+
+    @property
+    def chunk(self):
+        """Accumulator columns that a thread reads at a time."""
+        return min(CHUNK, self.cols)
+
+    @property
     def units(self):
         """Units of 128 rows that hold the scales of one tile of B."""
         return -(-self.cols // SCALE_ROWS)
@@ -102,7 +120,7 @@ class Gemm:
     @property
     def staged_values(self):
         """Accumulators that lie in shared memory at a time."""
-        return CHUNK * STAGED_PITCH if self.swapped else STAGED_PITCH
+        return self.chunk * STAGED_PITCH if self.swapped else STAGED_PITCH
 
 
 def make_mma(gemm):
@@ -156,7 +174,7 @@ def scale_tensor(scales, rows, k, experts):
 
 
 def make_copies(gemm, codes, scales, weight_codes, weight_scales):
-    """Bulk copies as a flat tuple: (atom, tensor) of A, B, A's scales, one unit of B's scales."""
+    """Bulk copies as a flat tuple: (atom, tensor) of A, B, A's scales, one unit of B's scales (not of narrow tiles)."""
     mma = make_mma(gemm)
     layouts = (*shared_layouts(gemm, mma)[:3], unit_layout(gemm))
     padded_k = -(-gemm.k // MMA_K) * MMA_K
@@ -173,7 +191,7 @@ def make_copies(gemm, codes, scales, weight_codes, weight_scales):
     sources = (a[0], b[0], a[1], b[1])
     operation = cpasync.CopyBulkTensorTileG2SOp(gemm.cta_group)
     made = []
-    for number in range(4):
+    for number in range(3 if gemm.narrow else 4):
         make = cute.nvgpu.make_tiled_tma_atom_B if number % 2 else cute.nvgpu.make_tiled_tma_atom_A
         unit = number == 3
         made += make(
@@ -201,13 +219,14 @@ def accumulator_tensor(gemm, mma, base):
     return cute.make_tensor(base, mma.make_fragment_C(shape).layout)
 
 
-def stage_bytes(layouts):
-    """Bytes that one stage's copies bring."""
+def stage_bytes(gemm, layouts):
+    """Bytes that one stage's bulk copies bring."""
     kinds = (Float4E2M1FN, Float4E2M1FN, Float8E4M3FN, Float8E4M3FN)
-    return sum(
+    sizes = [
         cute.size_in_bytes(kind, cute.slice_(layout, (None, None, None, 0)))
         for kind, layout in zip(kinds, layouts, strict=True)
-    )
+    ]
+    return sum(sizes[:3] if gemm.narrow else sizes)
 
 
 def make_storage(gemm, layouts):
@@ -221,6 +240,7 @@ def make_storage(gemm, layouts):
     class Storage:
         filled: cute.struct.MemRange[Int64, 2 * gemm.stages]
         accumulated: cute.struct.MemRange[Int64, 2 * gemm.acc_stages]
+        scattered: cute.struct.MemRange[Int64, 2 * gemm.stages]
         scheduled: cute.struct.MemRange[Int64, 2 * gemm_work.DEPTH]
         tmem_released: Int64
         tmem_address: Int32

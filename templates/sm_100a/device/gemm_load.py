@@ -34,7 +34,8 @@ def load_tiles(
 ):
     """Fills a stage with both operands and their scales, tile after tile."""
     parts = [
-        _part(gemm, number, copies[2 * number], copies[2 * number + 1], shared[number], place) for number in range(4)
+        _part(gemm, number, copies[2 * number], copies[2 * number + 1], shared[number], place)
+        for number in range(len(copies) // 2)
     ]
     state = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, gemm.stages)
     taken = gemm_work.make_state()
@@ -49,9 +50,10 @@ def load_tiles(
             copy_tile(parts[0], a, k, layer_a, stage, barrier)
             copy_tile(parts[1], b, k, layer_b, stage, barrier)
             copy_tile(parts[2], a, k, layer_a, stage, barrier)
-            for unit in cutlass.range_constexpr(gemm.units):
-                first = b * gemm.cols // SCALE_ROWS
-                copy_tile(parts[3], first + unit, k, layer_b, stage * gemm.units + unit, barrier)
+            if cutlass.const_expr(not gemm.narrow):
+                for unit in cutlass.range_constexpr(gemm.units):
+                    first = b * gemm.cols // SCALE_ROWS
+                    copy_tile(parts[3], first + unit, k, layer_b, stage * gemm.units + unit, barrier)
             state.advance()
         work = gemm_work.take(work_ring, items, taken)
         taken.advance()

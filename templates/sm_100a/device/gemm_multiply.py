@@ -2,7 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float8E4M3FN, pipeline
+from cutlass import Float8E4M3FN, Int32, pipeline
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.utils import blockscaled_layout
 from sm_100a.device import gemm_work
@@ -33,6 +33,7 @@ def scale_tensor(column, layout):
 def multiply_tiles(
     gemm: cutlass.Constexpr,
     ring,
+    scale_ring,
     accumulators,
     mma,
     shared: cutlass.Constexpr,
@@ -62,14 +63,18 @@ def multiply_tiles(
     while work.expert >= 0:
         tile = accumulator[(None, None, None, target.index)]
         # A tile that starts in the middle of a unit of scales skips the columns of the 64 rows before it.
-        _, b_tile, _, _ = operand_tiles(gemm, work)
-        skipped = b_tile * gemm.cols % SCALE_ROWS // SCALE_COLUMN_ROWS
+        skipped = Int32(0)
+        if cutlass.const_expr(not gemm.narrow):
+            _, b_tile, _, _ = operand_tiles(gemm, work)
+            skipped = b_tile * gemm.cols % SCALE_ROWS // SCALE_COLUMN_ROWS
         used_b = scale_tensor(column_b + skipped, layout_b)
         if leads:
             accumulators.producer_acquire(target)
         for k in cutlass.range(gemm.k_tiles, unroll=1):
             if leads:
                 ring.consumer_wait(filled)
+                if cutlass.const_expr(gemm.narrow):
+                    scale_ring.consumer_wait(filled)
                 stage = (None, None, None, None, filled.index)
                 cute.copy(copy_a, from_a[stage], to_a)
                 cute.copy(copy_b, from_b[stage], to_b)
@@ -77,6 +82,8 @@ def multiply_tiles(
                 here = (None, None, None, filled.index)
                 cute.gemm(mma, tile, [a[here], scales_a], [b[here], used_b], tile)
                 ring.consumer_release(filled)
+                if cutlass.const_expr(gemm.narrow):
+                    scale_ring.consumer_release(filled)
             filled.advance()
         if leads:
             accumulators.producer_commit(target)

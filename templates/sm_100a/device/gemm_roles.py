@@ -7,9 +7,8 @@ EPILOGUE_WARPS = (0, 1, 2, 3)
 MMA_WARP = 4
 COPY_WARP = 5
 SCHEDULER_WARP = 6
-THREADS = 7 * WARP
-TAKERS = 6
-"""Warps that take work items."""
+SCALE_WARP = 7
+"""Of narrow swapped tiles alone."""
 TMEM_BARRIER = 1
 EPILOGUE_BARRIER = 2
 

@@ -9,6 +9,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float4E2M1FN, Float8E4M3FN, Float32, Int32, Int64, Uint8
+from sm_100a.device import dependents
 from sm_100a.device.contracts import FLT_MAX
 
 BLOCK = 16
@@ -128,6 +129,7 @@ def load_slot(quantizer: cutlass.Constexpr, rows, weights, row, slot, block):
 @cute.jit
 def quantize_thread(quantizer: cutlass.Constexpr, rows, weights, row_slot, tile_expert, totals, pairs, codes, scales):
     """Quantises one block of a real row; clears one of a padding row, and one piece of padding past a row's end."""
+    dependents.enter()
     row, block = thread_position(quantizer)
     row_count = Int64(totals[1])
     multiple = quantizer.layout.ROW_MULTIPLE
@@ -156,12 +158,14 @@ def quantize_thread(quantizer: cutlass.Constexpr, rows, weights, row_slot, tile_
 @cute.jit
 def clear_pair(pairs):
     """Starts the search for the largest magnitude; one thread."""
+    dependents.enter()
     pairs[0, 0] = Float32(0.0)
 
 
 @cute.jit
 def largest_thread(quantizer: cutlass.Constexpr, rows, weights, row_slot, totals, pairs):
     """Raises the largest finite magnitude of all real rows, kept as fp32 bits in ``pairs[0, 0]``."""
+    dependents.enter()
     row, block = thread_position(quantizer)
     largest = Float32(0.0)
     if row < Int64(totals[1]):
@@ -178,6 +182,7 @@ def largest_thread(quantizer: cutlass.Constexpr, rows, weights, row_slot, totals
 @cute.jit
 def finish_pair(quantizer: cutlass.Constexpr, pairs):
     """Replaces the largest magnitude by the second-level scale; one thread."""
+    dependents.enter()
     g, p = quantizer.contract.pair(pairs[0, 0])
     pairs[0, 0] = g
     pairs[0, 1] = p
