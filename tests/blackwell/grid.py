@@ -9,11 +9,12 @@ from kernels.cases import ACTIVATIONS, Case, topk_ids
 from kernels.pairwise import Row, covering
 
 from moegen.codegen.catalogs.sm100 import AUTO_GEMM, CATALOGS
+from moegen.codegen.schedule import Schedule
 from moegen.codegen.variant import Variant
 from moegen.core.devices import B200
 from moegen.core.enums import CombineMode, Contract, Epilogue, OpKind, Round, RouterWeight, ScaleLayout, Target
 from moegen.core.enums import TokenDtype as Dtype
-from moegen.core.ops import Numerics
+from moegen.core.ops import Numerics, OpSpec
 from moegen.numerics.reference import route
 
 SWIZZLED = ScaleLayout.SWIZZLE_128X4
@@ -33,7 +34,6 @@ GEOMETRIES = ((272, 144), (80, 176), (640, 80), (144, 208))
 SHAPE_AXES: Mapping[str, Sequence[Any]] = {
     "form": tuple(FORMS),
     **SCHEDULE_AXES,
-    "groups": (1, 2),
     "dtype": tuple(Dtype),
     "bias": (False, True),
     "geometry": GEOMETRIES,
@@ -48,10 +48,14 @@ FIRST_AXES: Mapping[str, Sequence[Any]] = {
     "router_weight": tuple(RouterWeight),
     **SHAPE_AXES,
 }
+TILE_AXES = ("form", "geometry", *SCHEDULE_AXES)
+"""What makes a tile legal."""
 SECOND_AXES: Mapping[str, Sequence[Any]] = {"combine": tuple(CombineMode), **SHAPE_AXES}
 NAMING = ("routing", "dtype", "combine", "epilogue", "activation", "contract")
-TOKENS = (5, 19, 37, 69, 101, 133, 165, 229, 293, 421, 549, 677, 805, 1061, 1317, 1573, 2085, 3109, 4133)
-"""Batches to choose from: the smallest that wraps every pipeline."""
+TOKENS = (5, 19, 37, 69, 101, 133, 165, 229, 293, 421, 549, 805, 1061, 1317, 1573, 2085)
+"""Batches to choose from: the smallest that sends every CTA around its pipelines more than twice."""
+FEW = 300
+"""Two groups of CTAs where so many tokens are enough for both, one where they are not."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +93,24 @@ class GemmCase:
         return self.row["cols"] if self.swapped else 128 * self.group
 
     @cached_property
+    def batch(self) -> tuple[int, int]:
+        """(Groups of CTAs, tokens): as few tokens as make every group wrap."""
+        for groups in (2, 1):
+            for tokens in TOKENS:
+                if self._turns(tokens, groups) and (groups == 1 or tokens <= FEW):
+                    return groups, tokens
+        return 1, TOKENS[-1]
+
+    @cached_property
     def case(self) -> Case:
-        """The layer and its batch, the smallest that wraps."""
-        shapes = [replace(self._layer, tokens=tokens) for tokens in TOKENS]
-        return next((case for case in shapes if self._wraps(case)), shapes[-1])
+        """The layer and its batch."""
+        return replace(self._layer, tokens=self.batch[1])
 
     @property
     def wraps(self) -> bool:
         """True when the batch goes around the ring and the accumulators more than twice."""
-        return self._wraps(self.case)
+        groups, tokens = self.batch
+        return self._turns(tokens, groups)
 
     @cached_property
     def _layer(self) -> Case:
@@ -123,21 +136,30 @@ class GemmCase:
 
     @cached_property
     def variant(self) -> Variant:
-        """The kernel; ``groups`` groups of CTAs run however many tiles there are."""
-        schedule = FAMILY.make(
+        """The kernel; one or two groups of CTAs run however many tiles there are."""
+        return Variant(op=self.op, schedule=self.schedule(self.batch[0]))
+
+    @cached_property
+    def op(self) -> OpSpec:
+        """The gemm."""
+        return self._layer.ops()[self.kind]
+
+    def schedule(self, groups: int) -> Schedule:
+        """The row's tile on so many groups of CTAs."""
+        return FAMILY.make(
             rows=128 * self.group,
             cta_group=self.group,
             swap_ab=self.swapped,
-            ctas=self.row["groups"] * self.group,
+            ctas=groups * self.group,
             **{name: self.row[name] for name in SCHEDULE_AXES},
         )
-        return Variant(op=self._layer.ops()[self.kind], schedule=schedule)
 
-    def _wraps(self, case: Case) -> bool:
+    def _turns(self, tokens: int, groups: int) -> bool:
+        """Whether every group of CTAs goes around its pipelines more than twice."""
+        case, op = replace(self._layer, tokens=tokens), self.op
         routing = route(topk_ids(case), experts=case.experts, row_tile=case.row_tile, first_expert=case.first_expert)
-        op = self.variant.op
         tiles = int(routing.totals[0]) * -(-op.n // (128 * self.group if self.swapped else self.row["cols"]))
-        turns = -(-tiles // self.row["groups"])
+        turns = tiles // groups
         return turns > 2 * self.row["acc_stages"] and turns * -(-op.k // self.row["k"]) > 2 * self.row["stages"]
 
 
@@ -152,15 +174,14 @@ def allowed(row: Row) -> bool:
             return False
         if not fused and row["dtype"] is Dtype.FP16 and row["pre_quant_round"] is Round.BF16:
             return False
-    return _legal_tile(tuple(row[name] for name in ("form", "geometry", "groups", *SCHEDULE_AXES)), "activation" in row)
+    return _legal_tile(tuple(row[name] for name in TILE_AXES), "activation" in row)
 
 
 @cache
 def _legal_tile(tile: tuple[Any, ...], first: bool) -> bool:
-    names = ("form", "geometry", "groups", *SCHEDULE_AXES)
     plain = {name: axis[0] for name, axis in (FIRST_AXES if first else SECOND_AXES).items()}
-    variant = GemmCase(plain | dict(zip(names, tile, strict=True))).variant
-    return CATALOGS[Target.SM_100A].verdict(variant.op, variant.schedule, B200).legal
+    case = GemmCase(plain | dict(zip(TILE_AXES, tile, strict=True)))
+    return CATALOGS[Target.SM_100A].verdict(case.op, case.schedule(1), B200).legal
 
 
 @cache
