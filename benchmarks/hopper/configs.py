@@ -12,12 +12,13 @@ SHAPES = {
     "qwen3": Geometry(experts=128, top_k=8, hidden=2048, intermediate=768),
     "gptoss": Geometry(experts=128, top_k=4, hidden=2880, intermediate=2880),
 }
-Schedule = tuple[str, int, int, int]
-"""Ladder, consumer warpgroups, m64 tiles of each, blocks a multiprocessor: the fields of the sm_90a ladder family."""
+Schedule = tuple[str, int, int, int, bool]
+"""Ladder, consumer warpgroups, m64 tiles of each, blocks a multiprocessor: the fields of the sm_90a ladder family; and
+whether blocks claim their items from a counter."""
 
 
-def _one(ladder: str, warpgroups: int = 4, tiles: int = 1, blocks: int = 1) -> Schedule:
-    return (ladder, warpgroups, tiles, blocks)
+def _one(ladder: str, warpgroups: int = 4, tiles: int = 1, blocks: int = 1, claims: bool = False) -> Schedule:
+    return (ladder, warpgroups, tiles, blocks, claims)
 
 
 FINE, HALF, WHOLE, FIVE = _one("n8", 1, 1, 4), _one("n8", 2, 1, 2), _one("n8"), _one("n8", 5)
@@ -89,9 +90,7 @@ MODES: dict[str, tuple[bool, Epilogue]] = {
 
 def mode_ladder(tokens: int) -> Schedule:
     """One ladder that every mode can use: token producers of W4A4 stop at 128."""
-    return (
-        ("n8_16", 4, 1, 1) if tokens <= 32 else ("n8_16_32_64", 4, 1, 1) if tokens <= 512 else ("n64_96_128", 4, 1, 1)
-    )
+    return _one("n8_16" if tokens <= 32 else "n8_16_32_64" if tokens <= 512 else "n64_96_128")
 
 
 def mode_configs(shape: str, tokens: int) -> dict[str, Config]:

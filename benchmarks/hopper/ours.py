@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moegen.codegen.catalogs.sm90 import CATALOG, LADDER, ROUTE, ROW_TILE, ROWS_LAYOUT, STREAM
+from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS, LADDER, ROUTE, ROW_TILE, ROWS_LAYOUT, STREAM
 from moegen.codegen.context import entry_arguments
 from moegen.codegen.pipelines import Shape, pipeline_ops
 from moegen.codegen.variant import Variant
@@ -53,8 +53,8 @@ class Config:
     """Schedules of one pipeline: ladders of both gemms, whether gemm1 gathers its rows itself, exp and division class,
     operand format and epilogue mode."""
 
-    gemm1: tuple[str, int, int, int]
-    gemm2: tuple[str, int, int, int]
+    gemm1: tuple[str, int, int, int, bool]
+    gemm2: tuple[str, int, int, int, bool]
     gather: bool = False
     fast: bool = False
     route: tuple[int, int] = (1024, 1)
@@ -99,8 +99,9 @@ def _variant(op: OpSpec, config: Config) -> Variant:
         schedule = ROUTE.make(threads=config.route[0], blocks=config.route[1])
         op = replace(op, ids_int64=False)
     elif op.weight_pack:
-        ladder, warpgroups, tiles, blocks = config.gemm1 if op.kind is OpKind.GEMM1 else config.gemm2
-        schedule = LADDER.make(ladder=ladder, warpgroups=warpgroups, tiles=tiles, blocks=blocks)
+        ladder, warpgroups, tiles, blocks, claims = config.gemm1 if op.kind is OpKind.GEMM1 else config.gemm2
+        family = CLAIMS if claims else LADDER
+        schedule = family.make(ladder=ladder, warpgroups=warpgroups, tiles=tiles, blocks=blocks)
     else:
         schedule = STREAM.make()
     verdict = CATALOG.verdict(op, schedule, H200)
@@ -164,10 +165,17 @@ class Layer:
             row_tile=ROW_TILE,
         )
         self.buffers: dict[str, Tensor] = dict(bank.tensors)
+        self.scratch = {name: self._scratch(variant) for name, (variant, _) in self.steps.items()}
         for variant in variants:
             for argument in self._arguments(variant):
-                if argument.role in ("workspace", "scale") and argument.name not in self.buffers:
+                named = argument.role in ("workspace", "scale") and argument.name != "scratch"
+                if named and argument.name not in self.buffers:
                     self.buffers[argument.name] = self._buffer(argument)
+
+    @staticmethod
+    def _scratch(variant: Variant) -> Tensor:
+        size = CATALOG.scratch(variant.op, variant.schedule).fixed
+        return torch.zeros(size, dtype=torch.uint8, device="cuda")
 
     def _buffer(self, argument: Argument) -> Tensor:
         tensor = torch.empty(self.dims.shape(argument), dtype=DTYPES[argument.dtype], device="cuda")
@@ -191,6 +199,8 @@ class Layer:
         for argument in self._arguments(variant):
             if argument.dtype == "int":
                 values.append(0)
+            elif argument.name == "scratch":
+                values.append(self.scratch[step])
             else:
                 values.append(given[argument.name] if argument.name in given else self.buffers[argument.name])
         return lambda: kernel(*values)

@@ -6,13 +6,22 @@ import pytest
 from hopper.cases import HopperCase
 from hopper.workshop import ladder_variant
 
-from moegen.codegen.catalogs.sm90 import CATALOG, LADDER, ROUTE, expert_bytes, shared_bytes, warpgroups_of, widths
+from moegen.codegen.catalogs.sm90 import (
+    CATALOG,
+    CLAIMS,
+    LADDER,
+    ROUTE,
+    expert_bytes,
+    shared_bytes,
+    warpgroups_of,
+    widths,
+)
 from moegen.codegen.load import expected_load
 from moegen.codegen.registry import parse_variant
 from moegen.core.devices import H200
-from moegen.core.enums import Epilogue, OpKind, TokenDtype
+from moegen.core.enums import Epilogue, OpKind, RouterWeight, TokenDtype
 from moegen.core.errors import SpecError
-from moegen.core.ops import OpSpec
+from moegen.core.ops import Numerics, OpSpec
 
 CASE = HopperCase(hidden=2880, intermediate=704, experts=60, top_k=4, w4a4=False, fused_gather=False)
 
@@ -58,7 +67,7 @@ def test_shared_memory_counts_everything_beside_the_stages() -> None:
     op = gemm()
     wide = LADDER.make(ladder="n256", warpgroups=4, tiles=1, blocks=1)
     stage, fixed = shared_bytes(op, wide, 256)
-    assert (stage, fixed) == (256 * 256 + 2 * 4608, 16 * 12 + (16 + 60) * 16)
+    assert (stage, fixed) == (256 * 256 + 2 * 4608, 16 * 12 + (16 + 60 + 1) * 16)
     assert CATALOG.verdict(op, wide, H200).legal
     tight = replace(H200, smem_bytes=2 * stage + fixed - 1)
     refused = CATALOG.verdict(op, wide, tight)
@@ -72,9 +81,24 @@ def test_a_decoder_needs_a_multiprocessor_of_its_own_and_narrow_tiles() -> None:
     assert verdict(coded, "n8", warpgroups=2, blocks=2) == "blocks"
     assert verdict(coded, "n128") == ""
     assert verdict(coded, "n136") == "token_width"
+
+
+def test_gathered_rows_are_copied_unless_they_are_weighted() -> None:
     gathering = gemm(case=replace(CASE, fused_gather=True))
-    assert verdict(gathering, "n32") == ""
-    assert verdict(gathering, "n40") == "token_width"
+    assert verdict(gathering, "n256") == ""
+    on_input = replace(CASE, fused_gather=True, numerics=Numerics(router_weight=RouterWeight.INPUT))
+    weighted = gemm(case=on_input)
+    assert verdict(weighted, "n32") == ""
+    assert verdict(weighted, "n40") == "token_width"
+
+
+def test_decoding_producers_cannot_claim_items() -> None:
+    fields = {"ladder": "n8_64", "warpgroups": 4, "tiles": 1, "blocks": 1}
+    claims = CLAIMS.make(**fields)
+    assert CATALOG.verdict(gemm(), claims, H200).legal
+    assert CATALOG.scratch(gemm(), claims).fixed == 2 * 8
+    assert not CATALOG.scratch(gemm(), LADDER.make(**fields)).any
+    assert CATALOG.verdict(gemm(case=replace(CASE, w4a4=True)), claims, H200).predicate == "claims"
 
 
 def test_a_fused_quantiser_needs_whole_chunks() -> None:

@@ -15,7 +15,7 @@ from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
 from moegen.core.abi import round_up
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import ActFormat, ActScale, Epilogue, OpKind, Target, TokenDtype
+from moegen.core.enums import ActFormat, ActScale, Epilogue, OpKind, RouterWeight, ScaleLayout, Target, TokenDtype
 from moegen.core.errors import SpecError
 from moegen.core.ops import OpSpec
 
@@ -49,6 +49,9 @@ LADDER = ScheduleFamily(
         ScheduleField(name="blocks", tag="b", doc="blocks that share a multiprocessor in those kernels"),
     ),
 )
+CLAIMS = ScheduleFamily(target=Target.SM_90A, name="claims", kinds=GEMMS, fields=LADDER.fields)
+"""The same ladders with a counter a kernel from which blocks claim their items, instead of a fixed share each: a block
+that starts late, behind a wider kernel of the ladder, then computes less."""
 ROUTE = ScheduleFamily(
     target=Target.SM_90A,
     name="block",
@@ -94,7 +97,7 @@ _WIDTH_LIMITS: Mapping[Epilogue | None, tuple[int, int]] = {
 STAGED_PLAIN_WIDTH = 32
 """The plain form's limit where a producer decodes tokens: wider tiles need two warpgroups of producers."""
 GATHER_WIDTHS = 32
-"""A gemm1 that gathers its own rows loads them through registers: beyond this width a gather op is the better way."""
+"""Rows that a gathering gemm1 multiplies by their router weight pass through registers: wider tiles would spill."""
 DECODE_WIDTHS = 128
 """Codes of a W4A4 token tile pass through registers too, at a third of the width in registers."""
 LIBRARY: Mapping[OpKind, tuple[str, ...]] = {
@@ -133,9 +136,19 @@ def widths(schedule: Schedule) -> tuple[int, ...]:
     return found
 
 
+def weighted_gather(op: OpSpec) -> bool:
+    """True when gemm1 gathers its rows and multiplies them by the router weight."""
+    return op.gather and op.numerics is not None and op.numerics.router_weight is RouterWeight.INPUT
+
+
 def staged(op: OpSpec) -> bool:
-    """True when a producer warpgroup decodes or gathers token rows, instead of bulk copies."""
-    return op.w4a4 or op.gather
+    """True when token rows pass through a producer warpgroup's registers, instead of being copied."""
+    return op.w4a4 or weighted_gather(op)
+
+
+def producer_warps(op: OpSpec) -> int:
+    """Warps beside the consumers of a kernel in the plain form; one where rows come by bulk copies."""
+    return 4 if op.w4a4 or op.gather else 1
 
 
 def plain_form(op: OpSpec, schedule: Schedule, width: int) -> bool:
@@ -173,7 +186,7 @@ def shared_bytes(op: OpSpec, schedule: Schedule, width: int) -> tuple[int, int]:
     stage = round_up(width * UNIT_K * 2 + groups * tiles * UNIT_BYTES, 1024)
     halves = 2 if op.gated else 1
     epilogue = width * groups * tiles // halves * 48 if op.epilogue is Epilogue.FUSED_FP4 else 0
-    return stage, 16 * MAX_STAGES + (ITEM_RING + op.experts) * RECORD_BYTES + epilogue
+    return stage, 16 * MAX_STAGES + (ITEM_RING + op.experts + 1) * RECORD_BYTES + epilogue
 
 
 def serves_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
@@ -196,7 +209,7 @@ def serves_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
 def arguments_have_rows(op: OpSpec) -> bool:
     """True when ``x_rows`` or ``h_rows`` is among the op's arguments."""
     if op.kind is OpKind.GEMM1:
-        return not staged(op) or op.epilogue is Epilogue.COMPACT
+        return not (op.w4a4 or op.gather) or op.epilogue is Epilogue.COMPACT
     if op.kind is OpKind.GEMM2:
         return not op.w4a4
     return op.kind in (OpKind.GATHER, OpKind.DEINTERLEAVE) or (op.kind is OpKind.QUANTIZE and not op.gather)
@@ -223,7 +236,7 @@ def fits_registers(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdi
     for width in widths(schedule):
         if not plain_form(op, schedule, width):
             continue  # setmaxnreg forms: their budgets are constants of gemm_plan.h
-        warps = 4 * schedule.number("warpgroups") + (4 if staged(op) else 1)
+        warps = 4 * schedule.number("warpgroups") + producer_warps(op)
         share = device.registers_sm // 4 // (-(-warps * schedule.number("blocks") // 4) * 32) // 8 * 8
         needed = width // 2 + 32 + 28
         if needed > share:
@@ -245,7 +258,9 @@ def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
         return illegal("blocks", "a decoding producer leaves no registers for a second block", blocks=blocks)
     if ladder[0] > 64 and (groups != 4 or blocks != 1):
         return illegal("warpgroups", "no kernel of this ladder is narrow enough to choose", narrowest=ladder[0])
-    limit = GATHER_WIDTHS if op.gather else DECODE_WIDTHS if op.w4a4 else 256
+    if staged(op) and schedule.family is CLAIMS:
+        return illegal("claims", "producer threads that decode rows walk the items each by itself")
+    limit = DECODE_WIDTHS if op.w4a4 else GATHER_WIDTHS if staged(op) else 256
     if ladder[-1] > limit:
         return illegal("token_width", "the token producer's registers hold fewer rows", width=ladder[-1], limit=limit)
     if op.epilogue is Epilogue.FUSED_FP4 and op.gated:
@@ -283,7 +298,7 @@ class Sm90Catalog:
 
     def families(self, kind: OpKind) -> tuple[ScheduleFamily, ...]:
         """Ladders for the gemms, one block for route, streams for the rest."""
-        return (LADDER,) if kind in GEMMS else (ROUTE,) if kind is OpKind.ROUTE else (STREAM,)
+        return (LADDER, CLAIMS) if kind in GEMMS else (ROUTE,) if kind is OpKind.ROUTE else (STREAM,)
 
     def row_tiles(self, choice: Choice, act_format: ActFormat) -> tuple[int, ...]:
         """Always groups of 8; raises SpecError when ``choice`` names an unknown field."""
@@ -297,6 +312,10 @@ class Sm90Catalog:
     def rows_layouts(self, act_format: ActFormat) -> tuple[str, ...]:
         """The private order alone."""
         return (ROWS_LAYOUT,)
+
+    def scale_layout(self, declared: ScaleLayout) -> ScaleLayout:
+        """Either, as declared."""
+        return declared
 
     def weight_packs(self, op: OpSpec) -> tuple[str, ...]:
         """The private pack alone."""
@@ -313,8 +332,9 @@ class Sm90Catalog:
             return tuple(ROUTE.make(threads=threads, blocks=blocks) for threads, blocks in ROUTE_SHAPES)
         if op.kind not in GEMMS:
             return (STREAM.make(),)
-        found = [schedule for values in considered for schedule in expand(LADDER, values)]
-        return tuple(dict.fromkeys(found))
+        fixed = [schedule for values in considered for schedule in expand(LADDER, values)]
+        claimed = [CLAIMS.make(**schedule.as_dict()) for schedule in fixed if len(widths(schedule)) > 1]
+        return tuple(dict.fromkeys((*fixed, *claimed)))
 
     def verdict(self, op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
         """The first predicate that refuses, or LEGAL."""
@@ -340,13 +360,16 @@ class Sm90Catalog:
         """Device library files of the kernel half."""
         names = LIBRARY[op.kind]
         if op.kind is OpKind.GEMM1:
+            names += ("gathered.cuh",) if op.gather and not staged(op) else ()
             fast = op.numerics is not None and op.numerics.activation_math.value == "fast"
-            names = ("activations_fast.cuh" if fast else "activations.cuh", *names)
+            names = ("activations_fast.cuh" if fast else "activations_lean.cuh", *names)
             names += ("fused_fp4.cuh",) if op.epilogue is Epilogue.FUSED_FP4 else ()
         return tuple(f"sm_90a/device/{name}" for name in names)
 
     def scratch(self, op: OpSpec, schedule: Schedule) -> Scratch:
-        """Two words for a tensor's dynamic scale."""
+        """Two words for each kernel that claims items, and for a tensor's dynamic scale."""
+        if schedule.family is CLAIMS:
+            return Scratch(fixed=8 * len(widths(schedule)))
         return Scratch(fixed=8) if op.act_scale is ActScale.DYNAMIC_TENSOR and op.kind not in GEMMS else Scratch()
 
     def options(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:

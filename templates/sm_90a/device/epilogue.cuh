@@ -122,19 +122,41 @@ struct TokenFactor {
   }
 };
 
+// Calls `compute` for each group of 8 tokens that holds rows, and `use` with what it made. Two groups are computed
+// together, so that the arithmetic of one hides the other's latency; a branch a group would keep them apart.
+template <class C, class Compute, class Use>
+__device__ __forceinline__ void each_group(int rows, const Compute& compute, const Use& use) {
+  constexpr int kGroups = C::kWidth / kGroupRows;
+#pragma unroll
+  for (int i = 0; i < kGroups; i += 2) {
+    if (i * kGroupRows >= rows) break;
+    const auto first = compute(i);
+    if (i + 1 < kGroups) {
+      const auto second = compute(i + 1 < kGroups ? i + 1 : i);
+      if ((i + 1) * kGroupRows < rows) use(i + 1, second);
+    }
+    use(i, first);
+  }
+}
+
 // gemm1 compact: activated rows in the private order.
 template <class A>
 struct CompactRows {
+  static constexpr int kAlphas = A::kHalves;
   static constexpr int kChunks = row_chunks(A::kIntermediate);
   static constexpr int kUsedChunks = (A::kIntermediate + kChunkK - 1) / kChunkK;
 
-  // Four bytes of the row `lane` (a token of the group): block q's pair of `piece`.
-  static __device__ __forceinline__ void store_pair(const GemmArguments& p, int row, int chunk, int piece, int q, int r,
-                                                    uint32_t pair) {
-    uint8_t* out = static_cast<uint8_t*>(p.out) + atom_offset(row, chunk, kChunks);
-    *reinterpret_cast<uint32_t*>(out + pair_offset(r, piece, q)) = pair;
+  // Where a lane's four bytes of the item's first group go: block q's pair of `piece`, row r.
+  static __device__ __forceinline__ uint8_t* place(const GemmArguments& p, const WorkItem& item, int chunk, int piece,
+                                                   const Lane& lane) {
+    return static_cast<uint8_t*>(p.out) + atom_offset(item.row, chunk, kChunks) + pair_offset(lane.g, piece, lane.q);
+  }
+
+  static __device__ __forceinline__ void store_pair(uint8_t* first, int group, int chunk, uint32_t pair) {
+    uint8_t* out = first + group * (kChunks * kAtomBytes);
+    *reinterpret_cast<uint32_t*>(out) = pair;
     if (kChunks > kUsedChunks && chunk == kUsedChunks - 1) {  // the filler chunk of the last K unit
-      *reinterpret_cast<uint32_t*>(out + kAtomBytes + pair_offset(r, piece, q)) = 0;
+      *reinterpret_cast<uint32_t*>(out + kAtomBytes) = 0;
     }
   }
 
@@ -152,9 +174,8 @@ struct CompactRows {
         const int chunk = tile / 2, piece = 4 * (tile % 2) + lane.warp, channel = piece_channel(chunk, piece, lane.g);
         activated.prepare_gated(p, item.expert, channel);
         const bool inside = channel < A::kIntermediate;
-#pragma unroll
-        for (int i = 0; i < C::kWidth / 8; i++) {
-          if (i * kGroupRows >= item.rows) break;
+        uint8_t* first = place(p, item, chunk, piece, lane);
+        each_group<C>(item.rows, [&](int i) {
           const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
           float z[2];
 #pragma unroll
@@ -162,27 +183,27 @@ struct CompactRows {
             const float product = activated.gated(activated.gate(acc[m][4 * i + b]), acc[m][4 * i + 2 + b]);
             z[b] = inside ? factor.apply(product, b) : 0.0f;
           }
-          const uint32_t pair = transpose_8x8(pack_bf16(z[0], z[1]));
-          store_pair(p, item.row + i * kGroupRows, chunk, piece, lane.q, lane.g, pair);
-        }
+          return transpose_8x8(pack_bf16(z[0], z[1]));
+        }, [&](int i, uint32_t pair) { store_pair(first, i, chunk, pair); });
       } else {
         const int piece = 2 * lane.warp;
-        const int first = piece_channel(tile, piece, lane.g), second = piece_channel(tile, piece + 1, lane.g);
-        activated.prepare_plain(p, item.expert, first, second);
-#pragma unroll
-        for (int i = 0; i < C::kWidth / 8; i++) {
-          if (i * kGroupRows >= item.rows) break;
+        const int low = piece_channel(tile, piece, lane.g), high = piece_channel(tile, piece + 1, lane.g);
+        activated.prepare_plain(p, item.expert, low, high);
+        uint8_t* first = place(p, item, tile, piece, lane);
+        uint8_t* second = place(p, item, tile, piece + 1, lane);
+        each_group<C>(item.rows, [&](int i) {
           const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
           float z[2], y[2];
 #pragma unroll
           for (int b = 0; b < 2; b++) {
-            z[b] = first < A::kIntermediate ? factor.apply(activated.first(acc[m][4 * i + b]), b) : 0.0f;
-            y[b] = second < A::kIntermediate ? factor.apply(activated.second(acc[m][4 * i + 2 + b]), b) : 0.0f;
+            z[b] = low < A::kIntermediate ? factor.apply(activated.first(acc[m][4 * i + b]), b) : 0.0f;
+            y[b] = high < A::kIntermediate ? factor.apply(activated.second(acc[m][4 * i + 2 + b]), b) : 0.0f;
           }
-          const uint32_t low = transpose_8x8(pack_bf16(z[0], z[1])), high = transpose_8x8(pack_bf16(y[0], y[1]));
-          store_pair(p, item.row + i * kGroupRows, tile, piece, lane.q, lane.g, low);
-          store_pair(p, item.row + i * kGroupRows, tile, piece + 1, lane.q, lane.g, high);
-        }
+          return make_uint2(transpose_8x8(pack_bf16(z[0], z[1])), transpose_8x8(pack_bf16(y[0], y[1])));
+        }, [&](int i, uint2 pairs) {
+          store_pair(first, i, tile, pairs.x);
+          store_pair(second, i, tile, pairs.y);
+        });
       }
     }
   }
@@ -191,6 +212,7 @@ struct CompactRows {
 // gemm1 interleaved: row-major [R, 2I], G(gate) x8 then the product x8.
 template <class A>
 struct InterleavedRows {
+  static constexpr int kAlphas = A::kHalves;
   template <class C>
   static __device__ __forceinline__ void store(const GemmArguments& p, const WorkItem& item,
                                                float (&acc)[C::kTiles][C::kWidth / 2], uint32_t) {
@@ -256,6 +278,7 @@ struct Projected {
 // gemm2: rows [R, H], row-major; padding rows stay unwritten. O names kHidden, kPair, kBias.
 template <class O>
 struct OutputRows {
+  static constexpr int kAlphas = 1;
   template <class C>
   static __device__ __forceinline__ void store(const GemmArguments& p, const WorkItem& item,
                                                float (&acc)[C::kTiles][C::kWidth / 2], uint32_t) {
@@ -267,18 +290,16 @@ struct OutputRows {
       Projected<O> projected;
       projected.template prepare<C>(p, item.expert, tile, lane);
       const int stored = tile * 64 + lane.warp * 16 + lane.q * 4;
-#pragma unroll
-      for (int i = 0; i < C::kWidth / 8; i++) {
-        if (i * kGroupRows >= item.rows) break;
+      __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) + int64_t(item.row + lane.g) * O::kHidden + stored;
+      each_group<C>(item.rows, [&](int i) {
         const float* v = acc[m] + 4 * i;
-        const uint32_t low = transpose_8x8(pack_bf16(projected.value(v[0], 0), projected.value(v[1], 0)));
-        const uint32_t high = transpose_8x8(pack_bf16(projected.value(v[2], 1), projected.value(v[3], 1)));
-        const int token = i * kGroupRows + lane.g;
-        if (token < item.rows && stored < O::kHidden) {
-          __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) + int64_t(item.row + token) * O::kHidden + stored;
-          *reinterpret_cast<uint2*>(out) = make_uint2(low, high);
+        return make_uint2(transpose_8x8(pack_bf16(projected.value(v[0], 0), projected.value(v[1], 0))),
+                          transpose_8x8(pack_bf16(projected.value(v[2], 1), projected.value(v[3], 1))));
+      }, [&](int i, uint2 pairs) {
+        if (i * kGroupRows + lane.g < item.rows && stored < O::kHidden) {
+          *reinterpret_cast<uint2*>(out + i * (kGroupRows * O::kHidden)) = pairs;
         }
-      }
+      });
     }
   }
 };
@@ -286,6 +307,7 @@ struct OutputRows {
 // gemm2 with the weighted sum fused: fp32 atomic adds into [T, H]. O also names kWeighted, kTopK.
 template <class O>
 struct AtomicRows {
+  static constexpr int kAlphas = 1;
   template <class C>
   static __device__ __forceinline__ void store(const GemmArguments& p, const WorkItem& item,
                                                float (&acc)[C::kTiles][C::kWidth / 2], uint32_t) {

@@ -16,6 +16,7 @@ namespace moegen {
 // A names, beside what Activated reads: Contract, Layout, kPitch (bytes of a code row), kScalePitch, kPreQuantRound.
 template <class A>
 struct FusedFp4Rows {
+  static constexpr int kAlphas = A::kHalves;
   static constexpr int kBlockK = 16;
 
   // Chunks that a work item's m64 tiles make: two tiles a chunk when gated, one otherwise.

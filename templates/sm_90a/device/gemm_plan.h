@@ -30,6 +30,7 @@ struct GemmArguments {
   const float* out_pair;
   void* out;
   std::uint8_t* out_scales;
+  std::int32_t* claims;  // {items claimed beyond the first of each block, blocks done}, zero between launches
 };
 
 // How many registers an epilogue adds to the accumulators it still holds.
@@ -39,9 +40,10 @@ enum class EpilogueKind { kRows, kInterleaved, kFused };
 //
 // Accumulators (width / 2 a tile), two operand buffers (32), about 25 others and what the epilogue needs must fit: four
 // warpgroups hold one tile up to width 64 as launched and up to 80 after setmaxnreg, two warpgroups the rest. `kStaged`
-// producers decode token rows: one warpgroup of them, two beside wide tiles.
+// producers decode token rows: one warpgroup of them, two beside wide tiles. `kGathered`: one warpgroup copies rows.
 // kAskedBlocks: plain kernels may share a multiprocessor, for more and smaller tiles when there are few.
-template <int kWidth, int kAskedGroups, int kAskedTiles, int kAskedBlocks, bool kStaged, EpilogueKind kEpilogue>
+template <int kWidth, int kAskedGroups, int kAskedTiles, int kAskedBlocks, bool kStaged, EpilogueKind kEpilogue,
+          bool kGathered = false>
 struct GemmShape {
   static constexpr int kPlainWidth = kEpilogue == EpilogueKind::kFused ? 16 : kStaged ? 32 : 64;
   static constexpr bool kPlain = kWidth <= kPlainWidth && kAskedTiles == 1;
@@ -54,8 +56,9 @@ struct GemmShape {
   static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 200 : 224;
   static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 64 : 56;
   static constexpr int kBlocks = kPlain ? kAskedBlocks : 1;
-  static constexpr int kProducerThreads = kStaged && !kPlain ? 256 : kStaged || !kPlain ? 128 : 32;
-  static constexpr int kArrivals = kStaged ? 1 + kProducerThreads / 32 : 1;  // on a stage's full barrier
+  static constexpr int kProducerThreads = kStaged && !kPlain ? 256 : kStaged || kGathered || !kPlain ? 128 : 32;
+  static constexpr int kArrivals =
+      kStaged ? 1 + kProducerThreads / 32 : kGathered ? 1 + kProducerThreads : 1;  // on a stage's full barrier
 };
 
 // What C names, beside GemmShape's numbers:
@@ -63,6 +66,7 @@ struct GemmShape {
 //   kK, kExperts, kM64        depth in elements, experts, m64 tiles of an expert's weights
 //   kFirst                    first kernel of the ladder
 //   kRouted                   routing is complete when the kernel starts (another kernel ran between)
+//   kClaimed                  blocks claim their items from a counter, instead of taking every gridDim.x-th
 //   kEpilogueBytes            shared memory of the epilogue
 template <class C>
 struct Plan {
@@ -79,14 +83,15 @@ struct Plan {
   // Shared memory: stages, barriers, items passed to the consumers, work list, the epilogue's own.
   static constexpr int kItemRing = 16;
   static constexpr int kEntryBytes = 16;
-  static constexpr int kFixedBytes = 16 * kMaxStages + (kItemRing + C::kExperts) * kEntryBytes + C::kEpilogueBytes;
+  static constexpr int kFixedBytes = 16 * kMaxStages + (kItemRing + C::kExperts + 1) * kEntryBytes + C::kEpilogueBytes;
   static constexpr int kLimit = C::kBlocks == 1 ? kSharedLimit : kSharedOfSm / C::kBlocks - 1024;
   static constexpr int kFitting = (kLimit - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFitting < kMaxStages ? kFitting : kMaxStages;
   static constexpr int kBarrierOffset = kStages * kStageBytes;
   static constexpr int kItemOffset = kBarrierOffset + 16 * kMaxStages;
   static constexpr int kListOffset = kItemOffset + kItemRing * kEntryBytes;
-  static constexpr int kEpilogueOffset = kListOffset + C::kExperts * kEntryBytes;
+  static constexpr int kIndexOffset = kListOffset + C::kExperts * kEntryBytes;  // one word, in an entry of its own
+  static constexpr int kEpilogueOffset = kIndexOffset + kEntryBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + kFixedBytes;
   static_assert(kStages >= 2, "fewer than two stages fit into shared memory");
 };

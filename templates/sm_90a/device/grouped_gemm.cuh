@@ -182,7 +182,9 @@ __device__ __forceinline__ void consume(const GemmArguments& p, uint32_t base) {
 #pragma unroll 1
   for (int count = 0;; count++) {
     barrier_wait(ring.full(), ring.phase);
-    if (__shfl_sync(~0u, WorkItem::load(item_address<C>(base, count)).expert, 0) < 0) break;
+    const int expert = __shfl_sync(~0u, WorkItem::load(item_address<C>(base, count)).expert, 0);
+    if (expert < 0) break;
+    load_to_l1(p.alpha + expert * C::Epilogue::kAlphas);  // the epilogue would wait for it
     float acc[C::kTiles][C::kWidth / 2];
     accumulate<C>(acc, ring);
     const WorkItem item = WorkItem::load(item_address<C>(base, count));  // read again: nothing of it lives in the loop

@@ -75,6 +75,21 @@ __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, u
       : "memory");
 }
 
+// Four bytes global -> shared by this thread; kFilled: only `bytes` (4 or 0) are read, the rest becomes zero.
+template <bool kFilled>
+__device__ __forceinline__ void copy_async_4(uint32_t target, const void* source, uint32_t bytes) {
+  if constexpr (kFilled) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
+  }
+}
+
+// Arrives once all of this thread's earlier asynchronous copies have landed; one of the barrier's expected arrivals.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Orders ordinary stores to shared memory that this thread has made or observed before reads by the tensor cores.
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -106,6 +121,12 @@ __device__ __forceinline__ void store_shared_int4(uint32_t address, int4 v) {
 
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// Brings a word's line to L1: a load whose result nobody waits for.
+__device__ __forceinline__ void load_to_l1(const void* p) {
+  uint32_t v;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
 }
 
 // ---- wgmma ordering -------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 // Token sources of the grouped GEMM: what fills a stage's token half, and the weights beside it.
 //
-// RowTokens      rows already in the private order (rows.cuh): bulk copies by one warp.
-// StagedTokens   a warpgroup or two read, decode and store: GatheredRows take bf16 rows of x through row_slot, CodeRows
-// take E2M1 codes
-//                and E4M3 scales and store their exact bf16 product x 2^-7.
+// RowTokens       rows already in the private order (rows.cuh): bulk copies by one warp.
+// StagedTokens    a warpgroup or two read, decode and store: GatheredRows take bf16 rows of x through row_slot and
+//                 multiply them by the router weight, CodeRows take E2M1 codes and E4M3 scales and store their exact
+//                 bf16 product x 2^-7.
+// GatheredTokens  (gathered.cuh) rows of x through row_slot by asynchronous copies.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,30 @@ template <class C>
 struct Prefetch {
   static constexpr int kStages =
       C::kFirst && C::kRouted ? (Plan<C>::kStages < Plan<C>::kUnits ? Plan<C>::kStages : Plan<C>::kUnits) : 0;
+};
+
+// The work list, made by warp 0 of the producer threads for all of them.
+struct Listed {
+  int tiles, active;
+
+  template <class C>
+  static __device__ __forceinline__ Listed make(const GemmArguments& p, uint32_t base) {
+    using P = Plan<C>;
+    const uint32_t counts = base + P::kItemOffset;  // not yet in use
+    if (threadIdx.x / 32 == P::kConsumers / 32) {
+      int active;
+      const int tiles =
+          list_work<C::kExperts, C::kAbove, C::kWidth, C::kWidest>(p.expert_rows, base + P::kListOffset, active);
+      if (threadIdx.x % 32 == 0) {
+        store_shared(counts, tiles);
+        store_shared(counts + 4, active);
+      }
+    }
+    named_barrier(1, C::kProducerThreads);
+    const Listed made{int(load_shared(counts)), int(load_shared(counts + 4))};
+    named_barrier(1, C::kProducerThreads);  // counts are read before an item may replace them
+    return made;
+  }
 };
 
 struct RowTokens {
@@ -44,7 +69,8 @@ struct RowTokens {
     if (!working) return;
     Cursor<C::kWidest, P::kRowTiles> cursor(base + P::kListOffset, active, tiles);
     constexpr int kChunks = row_chunks(C::kK);
-    WorkItem item = cursor.next();
+    Order<C::kClaimed> order;
+    WorkItem item = cursor.at(order.index);
     WeightStream<C> weights;
     Ring<C> ring(base, 1);
     int ahead = 0;
@@ -69,6 +95,7 @@ struct RowTokens {
         if (lane == 0) item.store(item_address<C>(base, count));
         weights.begin(p.packed, item);
       }
+      if (lane == 0) order.claim(p.claims);
       const uint8_t* rows = static_cast<const uint8_t*>(p.rows) + atom_offset(item.row + lane * kGroupRows, 0, kChunks);
       const int bytes = token_bytes(item);
 #pragma unroll 1
@@ -84,19 +111,21 @@ struct RowTokens {
         }
       }
       count++;
-      item = cursor.next();
+      order.advance(__shfl_sync(~0u, order.ticket, 0));
+      item = cursor.at(order.index);
     }
     barrier_wait(ring.empty(), ring.phase);
     if (lane == 0) {
       item.store(item_address<C>(base, count));
       barrier_arrive(ring.full());
+      order.finish(p.claims);
     }
     if constexpr (!C::kFirst) dependency_wait();
   }
 };
 
-// Sixteen bf16 elements of a row of x.
-template <int kTopK, bool kWeighted>
+// Sixteen bf16 elements of a row of x, times the slot's router weight, each product rounded once.
+template <int kTopK>
 struct GatheredRows {
   static constexpr float kScale = 1.0f;
   static constexpr int kRegisters = 8;
@@ -115,12 +144,11 @@ struct GatheredRows {
         reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(p.rows) + (token * C::kK + block * 16) * 2);
     f.low = __ldg(source);
     f.high = __ldg(source + 1);
-    if constexpr (kWeighted) f.weight = p.topk_weights[slot];
+    f.weight = p.topk_weights[slot];
   }
 
   static __device__ __forceinline__ uint32_t pair(const Fragment& f, int i) {
     const uint32_t words[8] = {f.low.x, f.low.y, f.low.z, f.low.w, f.high.x, f.high.y, f.high.z, f.high.w};
-    if constexpr (!kWeighted) return words[i];
     const float low = __fmul_rn(__uint_as_float(words[i] << 16), f.weight);
     const float high = __fmul_rn(__uint_as_float(words[i] & 0xFFFF0000u), f.weight);
     uint32_t rounded;
@@ -173,16 +201,20 @@ struct StagedTokens {
   // Item and unit of consecutive stages.
   template <class C>
   struct Walk {
+    static_assert(!C::kClaimed, "every producer thread walks by itself");
     Cursor<C::kWidest, Plan<C>::kRowTiles> cursor;
+    Order<false> order;
     WorkItem item;
     int unit = 0, count = 0;
-    __device__ Walk(uint32_t list, int active, int tiles) : cursor(list, active, tiles), item(cursor.next()) {}
+    __device__ Walk(uint32_t list, int active, int tiles)
+        : cursor(list, active, tiles), item(cursor.at(order.index)) {}
     __device__ bool done() const { return item.expert < 0; }
     __device__ void advance() {
       if (++unit < Plan<C>::kUnits) return;
       unit = 0;
       count++;
-      item = cursor.next();
+      order.advance(0);
+      item = cursor.at(order.index);
     }
   };
 
@@ -196,22 +228,11 @@ struct StagedTokens {
     const int lane = threadIdx.x % 32, warp = (threadIdx.x - P::kConsumers) / 32;
     const int chunk = warp % 2, first_group = warp / 2, r = lane / 4, q = lane % 4;
     const bool leader = warp == 0 && lane == 0;
-    const uint32_t counts = base + P::kItemOffset;  // not yet in use
     if constexpr (!C::kFirst) dependency_launch();
     if constexpr (C::kFirst && !C::kRouted) dependency_wait();
-    if (warp == 0) {
-      int active;
-      const int tiles =
-          list_work<C::kExperts, C::kAbove, C::kWidth, C::kWidest>(p.expert_rows, base + P::kListOffset, active);
-      if (lane == 0) {
-        store_shared(counts, tiles);
-        store_shared(counts + 4, active);
-      }
-    }
-    named_barrier(1, C::kProducerThreads);
-    const int tiles = int(load_shared(counts)), active = int(load_shared(counts + 4));
+    const Listed listed = Listed::make<C>(p, base);
     if constexpr (C::kProducerRegisters > 0) registers_lower<C::kProducerRegisters>();
-    Walk<C> fill(base + P::kListOffset, active, tiles);
+    Walk<C> fill(base + P::kListOffset, listed.active, listed.tiles);
     WeightStream<C> weights;
     auto begin = [&](const Ring<C>& ring, int unit) {
       if (unit == 0) {
@@ -222,7 +243,6 @@ struct StagedTokens {
     };
     Ring<C> ring(base, 1);
     int ahead = 0;
-    named_barrier(1, C::kProducerThreads);  // counts are read before an item may replace them
     if constexpr (Prefetch<C>::kStages > 0) {
       if (!fill.done()) {
         Ring<C> early = ring;

@@ -109,17 +109,42 @@ __device__ int list_work(const int32_t* __restrict__ expert_rows, uint32_t list,
   return __shfl_sync(~0u, tile_end, 31);
 }
 
-// Walks this block's share: items blockIdx.x, blockIdx.x + gridDim.x, ...
+// Which items a block computes, in rising order: blockIdx.x, then every gridDim.x-th, or whatever it claims from a
+// counter in global memory. A claim is an atomic add by one lane, made an item before its result is needed.
+template <bool kClaimed>
+struct Order {
+  int index = int(blockIdx.x);
+  int ticket = 0;
+
+  // Called by the lane that will be asked for the ticket.
+  __device__ void claim(int32_t* claims) {
+    if constexpr (kClaimed) ticket = atomicAdd(claims, 1);
+  }
+  // Moves on; `ticket` is the claiming lane's.
+  __device__ void advance(int claimed) { index = int(gridDim.x) + (kClaimed ? claimed : index); }
+
+  // The last block to come here clears the counters for the next launch; called by one thread, after its last claim.
+  static __device__ void finish(int32_t* claims) {
+    if constexpr (kClaimed) {
+      if (atomicAdd(claims + 1, 1) == int(gridDim.x) - 1) {
+        claims[0] = 0;
+        claims[1] = 0;
+      }
+    }
+  }
+};
+
+// Finds items by index, which must rise.
 template <int kWidest, int kRowTiles>
 struct Cursor {
   uint32_t entry, last;  // addresses of the current and of the last entry
-  int items, index;
+  int items;
 
   __device__ Cursor(uint32_t list, int active, int tiles)
-      : entry(list), last(list + (active - 1) * WorkEntry::kBytes), items(tiles * kRowTiles), index(int(blockIdx.x)) {}
+      : entry(list), last(list + (active - 1) * WorkEntry::kBytes), items(tiles * kRowTiles) {}
 
-  // The next item, or one with expert < 0.
-  __device__ WorkItem next() {
+  // Item `index`, or one with expert < 0 past the last.
+  __device__ WorkItem at(int index) {
     if (index >= items) return WorkItem{-1, 0, 0, 0};
     const int tile = unsigned(index) / kRowTiles, row_tile = unsigned(index) % kRowTiles;
     WorkEntry e = WorkEntry::load(entry);
@@ -132,7 +157,6 @@ struct Cursor {
     const Split<kWidest> split(e.rows);
     const int first = (tile - e.first_tile) * split.tile_groups * kGroupRows;
     const int rows = min(split.tile_groups * kGroupRows, e.rows - first);
-    index += int(gridDim.x);
     return WorkItem{e.expert, e.first_group * kGroupRows + first, rows, row_tile};
   }
 };
