@@ -176,8 +176,13 @@ def bf16_to_f32(bits: Any) -> Any:
 def f32_to_bf16(x: Any) -> Any:
     """f32 values to bf16 codes, nearest even, NaN canonical."""
     bits = x.view(U4)
-    rounded = (bits + U4.type(0x7FFF) + ((bits >> U4.type(16)) & U4.type(1))) >> U4.type(16)
-    return np.where(np.isnan(x), np.uint16(0x7FFF), rounded.astype(np.uint16))
+    rounded = (bits >> U4.type(16)) & U4.type(1)
+    rounded += bits
+    rounded += U4.type(0x7FFF)
+    rounded >>= U4.type(16)
+    codes = rounded.astype(np.uint16)
+    bad = x != x
+    return np.where(bad, np.uint16(0x7FFF), codes) if bad.any() else codes
 
 
 def decode(bits: Any, name: str) -> Any:

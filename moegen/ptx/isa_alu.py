@@ -6,6 +6,7 @@ from moegen.ptx.dtypes import TYPES, PtxType
 from moegen.ptx.emit import Emit, Lowered, Pure, back, view
 from moegen.ptx.program import Imm
 from moegen.ptx.registry import instruction
+from moegen.ptx.truth_table import logic, permutation
 
 _INTS = "{u16,s16,u32,s32,u64,s64}"
 
@@ -204,13 +205,18 @@ def _lop3(e: Emit) -> Lowered:
     table = e.integer()
     if not 0 <= table <= 255:
         raise e.fail("a lop3 table must be 0 to 255")
-    return e.pure(dst, f"lop3(R[{a}], R[{b}], R[{c}], {table})")
+    return e.pure(dst, logic(table, f"R[{a}]", f"R[{b}]", f"R[{c}]"))
 
 
 @instruction("prmt.b32{,.f4e,.b4e,.rc8,.ecl,.ecr,.rc16}")
 def _prmt(e: Emit) -> Lowered:
-    dst, a, b, c = e.dst("b32"), e.src("b32"), e.src("b32"), e.src("b32")
-    mode = e.mods[2] if len(e.mods) > 2 else ""
+    dst, a, b = e.dst("b32"), e.src("b32"), e.src("b32")
+    mode, selector = e.mods[2] if len(e.mods) > 2 else "", e.peek()
+    c = e.src("b32")
+    if not mode and isinstance(selector, Imm) and isinstance(selector.value, int):
+        value = permutation(selector.value, f"R[{a}]", f"R[{b}]")
+        if value is not None:
+            return e.pure(dst, value)
     return e.pure(dst, f"prmt(R[{a}], R[{b}], R[{c}], {mode!r})")
 
 

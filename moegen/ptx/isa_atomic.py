@@ -9,7 +9,7 @@ from moegen.ptx.dtypes import ALL, LANES, TYPES, Mask, PtxType
 from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.formats import bf16_to_f32, f32_to_bf16
 from moegen.ptx.isa_memory import raise_fault, space_of
-from moegen.ptx.lanes import fmax_, fmin_, nan2, nan4, nan8
+from moegen.ptx.lanes_float import fmax_, fmin_, nan2, nan4, nan8
 from moegen.ptx.memory import MemoryFault, check_aligned, window
 from moegen.ptx.registry import instruction
 

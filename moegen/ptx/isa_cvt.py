@@ -7,7 +7,7 @@ import numpy as np
 from moegen.ptx.dtypes import TYPES, PtxType
 from moegen.ptx.emit import Emit, Lowered, view
 from moegen.ptx.formats import FORMATS, bf16_to_f32, decode, f32_to_bf16, round_f64, table
-from moegen.ptx.lanes import ftz4
+from moegen.ptx.lanes_float import ftz4, nan2
 from moegen.ptx.memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW
 from moegen.ptx.registry import instruction
 
@@ -131,12 +131,21 @@ def int_to_float(values: Any, to: str, mode: str) -> Any:
     return codes if to == "f32" else codes.astype(np.uint16)
 
 
+def _error_sign(values: Any, near: Any) -> Any:
+    """Sign of an integer minus its f64 approximation."""
+    if values.dtype.itemsize < 8:
+        return np.zeros(values.shape)
+    # Both split into an upper multiple of 2^32 and a rest that f64 and int64 hold exactly.
+    high = np.floor(near * 2.0**-32)
+    upper = (values >> values.dtype.type(32)).astype(_F8)
+    lower = (values & values.dtype.type(0xFFFFFFFF)).astype(_F8)
+    return np.sign((upper - high) * 2.0**32 + (lower - (near - high * 2.0**32)))
+
+
 def _odd_from_int(values: Any) -> Any:
     """64-bit integers to f64 rounded to odd."""
     near = values.astype(_F8)
-    back_again = np.array([int(x) for x in near.tolist()], object)
-    exact = np.array(values.tolist(), object)
-    error = np.sign((exact - back_again).astype(_F8))
+    error = _error_sign(values, near)
     bits = near.view(np.uint64)
     even = (error != 0) & ((bits & np.uint64(1)) == 0)
     moved = np.where((error > 0) == (near > 0), bits + np.uint64(1), bits - np.uint64(1))
@@ -144,15 +153,13 @@ def _odd_from_int(values: Any) -> Any:
 
 
 def _int64_directed(values: Any, mode: str) -> Any:
+    """Integers to f64 bits towards zero (``rz``), down or up."""
     near = values.astype(_F8)
-    out = []
-    for x, n in zip(near.tolist(), values.tolist(), strict=True):
-        if mode == "rm" or (mode == "rz" and n > 0):
-            x = np.nextafter(x, -np.inf) if int(x) > n else x
-        else:
-            x = np.nextafter(x, np.inf) if int(x) < n else x
-        out.append(x)
-    return np.array(out).view(np.uint64)
+    error = _error_sign(values, near)
+    down = np.where(error < 0, np.nextafter(near, -np.inf), near)
+    up = np.where(error > 0, np.nextafter(near, np.inf), near)
+    lower = values > 0 if mode == "rz" else np.full(values.shape, mode == "rm")
+    return np.where(lower, down, up).view(np.uint64)
 
 
 @instruction(f"cvt.{{rn,rz,rm,rp}}{{,.sat}}.{{f16,bf16,f32,f64}}.{_INT8}")
@@ -248,17 +255,24 @@ def two_to_packed(a: Any, b: Any, to: str, mode: str, satfinite: bool, relu: boo
     return (high << np.uint32(FORMATS[to].bits)) | low
 
 
+def _f32_pair(a: Any, b: Any) -> Any:
+    """Two f32 registers side by side, b first: f32 [..., 2]."""
+    pair = np.empty((*max(a.shape, b.shape, key=len), 2), np.float32)
+    pair[..., 0] = b.view(np.float32)
+    pair[..., 1] = a.view(np.float32)
+    return pair
+
+
 def fast_bf16x2(a: Any, b: Any) -> Any:
     """Two f32 registers to bf16x2, nearest even."""
-    return (f32_to_bf16(a.view(np.float32)).astype(np.uint32) << np.uint32(16)) | f32_to_bf16(b.view(np.float32))
+    return f32_to_bf16(_f32_pair(a, b)).view(np.uint32)[..., 0]
 
 
 def fast_f16x2(a: Any, b: Any) -> Any:
     """Two f32 registers to f16x2, nearest even."""
     with np.errstate(over="ignore"):
-        pair = np.stack([b.view(np.float32), a.view(np.float32)], axis=1).astype(np.float16)
-    bits = pair.view(np.uint16)
-    return np.where(np.isnan(pair), np.uint16(0x7FFF), bits).view(np.uint32).reshape(-1)
+        pair = _f32_pair(a, b).astype(np.float16)
+    return nan2(pair).view(np.uint32)[..., 0]
 
 
 @instruction("cvt.{rn,rz}{,.relu}{,.satfinite}.{f16x2,bf16x2}.f32", "cvt.rn.satfinite{,.relu}.{e4m3x2,e5m2x2}.f32")
@@ -356,8 +370,8 @@ def _halves_to_fp8(e: Emit) -> Lowered:
 def halves_to_packed(bits: Any, to: str, relu: bool) -> Any:
     """f16x2 to a packed FP8 pair."""
     values = bits.view(np.uint16).view(np.float16).astype(_F8)
-    codes = round_f64(values, to, satfinite=True, relu=relu).reshape(-1, 2)
-    return (codes[:, 0] | (codes[:, 1] << np.uint32(8))).astype(np.uint16)
+    codes = round_f64(values, to, satfinite=True, relu=relu).reshape(*bits.shape, 2)
+    return (codes[..., 0] | (codes[..., 1] << np.uint32(8))).astype(np.uint16)
 
 
 # -- addresses ---------------------------------------------------------------------------------------------------

@@ -204,7 +204,8 @@ def _wait(e: Emit) -> Lowered:
             w.set(dst, np.ones(LANES, np.bool_), m)
             return None
         if may_block and not refuse and not w.scratch.pop("expired", False):
-            w.wait = lambda: passed(w, barrier, lane)
+            value = int(tokens[lane])
+            w.wait = (lambda: (barrier.phase & 1) != (value & 1)) if parity else (lambda: barrier.phase != value)
             w.scratch["may_expire"] = True
             return BLOCK
         w.scratch.pop("may_expire", None)

@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from moegen.ptx.dtypes import LANES
 from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.formats import bf16_to_f32, round_f64
-from moegen.ptx.lanes import fma4, fmax_, fmin_, ftz4
+from moegen.ptx.lanes_float import fma4, fmax_, fmin_, ftz4
 from moegen.ptx.registry import instruction
 
 _F8 = np.dtype("f8")
@@ -140,7 +139,7 @@ def f32_pairs(op: str, flush: bool, *registers: Any) -> Any:
     if flush:
         parts = [ftz4(p) for p in parts]
     if op == "fma":
-        result = np.concatenate([fma4(*(p[k * LANES : (k + 1) * LANES] for p in parts)) for k in range(2)])
+        result = fma4(*parts)
     else:
         x, y = parts[0].view(np.float32), parts[1].view(np.float32)
         value = x + y if op == "add" else x - y if op == "sub" else x * y

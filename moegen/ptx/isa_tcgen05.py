@@ -246,11 +246,15 @@ def descriptor_at(w: "Warp", bits: int) -> SharedDescriptor:
 def shared_chunks(cta: Cta, addresses: Any, site: Site) -> Any:
     """16-byte chunks at shared byte addresses (of any shape), as u8 [..., 16]."""
     try:
-        chunks = cta.shared.views[16][addresses >> 4]
+        chunks = cta.shared.views[16].take(addresses >> 4)
     except IndexError:
         site.fault(Check.OUT_OF_BOUNDS, f"a matrix descriptor reaches {int(addresses.max()):#x}", int(addresses.max()))
         raise
     return chunks.view(np.uint8).reshape(*addresses.shape, 16)
+
+
+#: Of each of the 32 rows of a copy: group of eight rows, and byte offset in it.
+_CP_GROUP, _CP_ROW = np.arange(32, dtype=np.int64) // 8, np.arange(32, dtype=np.int64) % 8 * 16
 
 
 @instruction("tcgen05.cp.cta_group::{1,2}.32x128b.warpx4")
@@ -265,8 +269,7 @@ def _cp(e: Emit) -> Lowered:
         d = descriptor_at(w, int(w.R[descriptor][lane]))
         if d.span:
             w.cta.machine.fault(w, Check.DESCRIPTOR, "tcgen05.cp of a swizzled matrix is not implemented")
-        rows = np.arange(32, dtype=np.int64)
-        addresses = d.start + (rows // 8) * d.stride + (rows % 8) * 16
+        addresses = d.start + _CP_GROUP * d.stride + _CP_ROW
         ctas = pair_of(w, two)
         for cta in ctas:
             try:
@@ -278,7 +281,7 @@ def _cp(e: Emit) -> Lowered:
         def copy() -> None:
             for cta in ctas:
                 words = shared_chunks(cta, addresses, site).view(np.uint32).reshape(32, 4)
-                cta.tmem.data[:, column : column + 4] = np.tile(words, (4, 1))
+                cta.tmem.data[:, column : column + 4].reshape(4, 32, 4)[:] = words
                 if ticket is not None:
                     ticket.read_chunks(cta, addresses, Check.PROXY_FENCE_OPERAND)
                     ticket.tmem_write(cta, TMEM_LANES, column, 4)

@@ -15,7 +15,7 @@ from moegen.ptx.isa_memory import raise_fault
 from moegen.ptx.memory import MemoryFault, low_part
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta
+from moegen.ptx.state import Cta, first_lane
 from moegen.ptx.swizzle import swizzle
 from moegen.ptx.tensormap import TensorMap, TensorMapError
 
@@ -83,7 +83,7 @@ def gather_box(memory: Any, m: TensorMap, coords: tuple[int, ...]) -> Any:
     chunks = m.box_bytes // 16
     per_row = m.inner_bytes // 16
     source, target, length = tensormap.inner_range(m, coords[0])
-    offsets, inside = tensormap.rows(m, coords)
+    offsets, inside = tensormap.rows(m, coords[1:])
     if not length or not inside.any():
         return np.zeros(chunks, np.complex128)
     whole = length == m.inner_bytes and bool(inside.all())
@@ -91,7 +91,7 @@ def gather_box(memory: Any, m: TensorMap, coords: tuple[int, ...]) -> Any:
     block, shift = _block_of(memory, m, used, source, length)
     if whole and (shift & 15) == 0:
         index = ((used + shift) >> 4)[:, None] + np.arange(per_row)
-        return block.views[16][index.reshape(-1)]
+        return block.views[16].take(index.reshape(-1))
     image = np.zeros((inside.size, m.inner_bytes), np.uint8)
     index = (used + shift)[:, None] + np.arange(length)
     image[np.flatnonzero(inside)[:, None], target + np.arange(length)] = block.data[index]
@@ -114,7 +114,7 @@ def scatter_box(memory: Any, m: TensorMap, coords: tuple[int, ...], image: Any, 
         MemoryFault: the box leaves registered memory.
     """
     source, target, length = tensormap.inner_range(m, coords[0])
-    offsets, inside = tensormap.rows(m, coords)
+    offsets, inside = tensormap.rows(m, coords[1:])
     if not length or not inside.any():
         return 0
     if m.rank == 1 and op is None:
@@ -257,7 +257,12 @@ def _tensor_store(e: Emit) -> Lowered:
 
     def run(w: "Warp", m: Mask) -> None:
         issued = set()
-        for lane in np.flatnonzero(m).tolist():
+        sources = [place.lanes(w), src.lanes(w), *(w.R[c] for c in coords)]
+        first = first_lane(m)
+        alike = all(bool(((source == source[first]) | ~m).all()) for source in sources)
+        if alike and reduce and int(m.sum()) > 1:
+            w.cta.machine.fault(w, Check.CONVERGENCE, "a tensor reduction issued by several lanes", first)
+        for lane in [first] if alike else np.flatnonzero(m).tolist():
             at = tuple(int(np.int32(w.R[c].view(np.int32)[lane])) for c in coords)
             key = (place.lane(w, lane), at, src.lane(w, lane))
             if key in issued:
@@ -292,7 +297,7 @@ def _issue_store(w: "Warp", m: TensorMap, coords: tuple[int, ...], source: int, 
     def read() -> Any:
         if ticket is not None:
             ticket.read_range(cta, offset, size, Check.PROXY_FENCE)
-        return cta.shared.views[16][chunk_index(offset, size // 16, m.swizzle)]
+        return cta.shared.views[16].take(chunk_index(offset, size // 16, m.swizzle))
 
     def write(image: Any) -> None:
         try:

@@ -13,6 +13,7 @@ from moegen.ptx import registry
 from moegen.ptx.dtypes import ALL, TYPES, Mask
 from moegen.ptx.emit import Branch, Effect, Emit, Exit, Lowered, Pure, Slots
 from moegen.ptx.errors import UnknownInstruction
+from moegen.ptx.fuse import joined_lines, masked_lines
 from moegen.ptx.program import Entry, Instruction
 
 if TYPE_CHECKING:
@@ -161,37 +162,20 @@ class Kernel:
         return leave
 
     def _run_of_pure(self, start: int, full: bool) -> Step:
-        stop = start + 1
-        while stop < len(self.lowered) and isinstance(self.lowered[stop], Pure) and stop not in self.entry.leaders:
-            stop += 1
-        lines = ["def step(w):", " R = w.R"] if full else ["def step(w):", " R = w.R; a = w.mask"]
-        for index in range(start, stop):
-            lines += self._pure_lines(index, full)
-        lines.append(f" return {stop}")
-        self.lengths[start] = stop - start
-        return self._compile("\n".join(lines), start)
-
-    def _pure_lines(self, index: int, full: bool) -> list[str]:
-        lowered, item = self.lowered[index], self.items[index]
-        assert isinstance(lowered, Pure)
-        mask = None if full else "a"
-        lines = [f" {line}" for line in lowered.setup.splitlines()]
-        if item.guard is not None:
-            guard = f"~R[{item.guard.index}]" if item.guard_negated else f"R[{item.guard.index}]"
-            lines.append(f" m = {guard}" if full else f" m = a & {guard}")
-            mask = "m"
-        if len(lowered.outs) == 1:
-            slot, expression = lowered.outs[0]
-            lines.append(f" R[{slot}] = {self._merge(mask, expression, slot)}")
+        run: list[Pure] = []
+        for stop in range(start, len(self.lowered)):
+            lowered = self.lowered[stop]
+            if not isinstance(lowered, Pure) or (run and stop in self.entry.leaders):
+                break
+            run.append(lowered)
+        stop = start + len(run)
+        items = self.items[start:stop]
+        if full:
+            body = ["R = w.R", *joined_lines(run, items, self.entry.registers, self.slots)]
         else:
-            # All results are computed before any is stored: a destination may be a source too.
-            names = [f"o{k}" for k in range(len(lowered.outs))]
-            lines += [f" {name} = {expression}" for name, (_, expression) in zip(names, lowered.outs, strict=True)]
-            lines += [
-                f" R[{slot}] = {self._merge(mask, name, slot)}"
-                for name, (slot, _) in zip(names, lowered.outs, strict=True)
-            ]
-        return lines
+            body = ["R = w.R; a = w.mask", *masked_lines(run, items)]
+        self.lengths[start] = stop - start
+        return self._compile("\n ".join(["def step(w):", *body, f"return {stop}"]), start)
 
     @property
     def granule(self) -> int:
@@ -204,10 +188,6 @@ class Kernel:
                 widths.append(4 if kind is None else kind.nbytes)
         return min(widths)
 
-    @staticmethod
-    def _merge(mask: str | None, expression: str, slot: int) -> str:
-        return expression if mask is None else f"where({mask}, {expression}, R[{slot}])"
-
     def _compile(self, source: str, index: int) -> Step:
         scope: dict[str, Any] = {}
         code = compile(source, f"<{self.entry.name} from line {self.items[index].line}>", "exec")
@@ -217,10 +197,10 @@ class Kernel:
 
 def base_namespace() -> dict[str, Any]:
     """Names that generated code may use."""
-    from moegen.ptx import lanes
+    from moegen.ptx import lanes_float, lanes_int
 
-    names: dict[str, Any] = {name: getattr(lanes, name) for name in lanes.__all__}
-    names["where"] = np.where
+    names: dict[str, Any] = {name: getattr(lanes, name) for lanes in (lanes_float, lanes_int) for name in lanes.__all__}
+    names["where"], names["concatenate"] = np.where, np.concatenate
     for bits in (8, 16, 32, 64):
         names[f"U{bits // 8}"] = np.dtype(f"u{bits // 8}")
         names[f"I{bits // 8}"] = np.dtype(f"i{bits // 8}")

@@ -17,15 +17,10 @@ def accumulate_exact(a: Any, b: Any, c: Any | None) -> Any:
         b: f64 or f32 [n, k].
         c: f32 [m, n] or None.
     """
-    total = a.astype(np.float64) @ b.astype(np.float64).T
+    total = a.astype(np.float64, copy=False) @ b.astype(np.float64, copy=False).T
     if c is not None:
-        total = total + c
+        total += c
     return total.astype(_F4)
-
-
-def accumulate_scaled(a: Any, b: Any, c: Any | None) -> Any:
-    """Like :func:`accumulate_exact` for operands whose products and sums f32 BLAS would not hold exactly."""
-    return accumulate_exact(a, b, c)
 
 
 def _significand(scale: Any) -> tuple[Any, Any]:

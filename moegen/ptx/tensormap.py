@@ -167,8 +167,9 @@ def _grid(box: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(g.reshape(-1) for g in reversed(grids))
 
 
-def rows(m: TensorMap, coords: tuple[int, ...]) -> tuple[Any, Any]:
-    """Rows of a box at element coordinates.
+@lru_cache(maxsize=512)
+def rows(m: TensorMap, outer: tuple[int, ...]) -> tuple[Any, Any]:
+    """Rows of a box at element coordinates of dimensions 1 and up.
 
     Returns:
         Byte offset of each row's element 0 of dimension 0 from the map's address (int64), and whether the row lies
@@ -178,9 +179,10 @@ def rows(m: TensorMap, coords: tuple[int, ...]) -> tuple[Any, Any]:
     offsets = np.zeros(count, np.int64)
     inside = np.ones(count, np.bool_)
     for k, grid in enumerate(_grid(m.box)):
-        at = grid + coords[k + 1]
+        at = grid + outer[k]
         inside &= (at >= 0) & (at < m.dims[k + 1])
         offsets += at * m.strides[k]
+    offsets.flags.writeable = inside.flags.writeable = False
     return offsets, inside
 
 

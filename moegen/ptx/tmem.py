@@ -77,6 +77,6 @@ class TensorMemory:
         """
         if column < 0 or column + count > TMEM_COLUMNS:
             raise MemoryFault("tmem-access", f"columns {column}..{column + count - 1} leave tensor memory", column)
-        owners = self.owner[column : column + count]
-        if owners[0] < 0 or (owners != owners[0]).any():
+        start = int(self.owner[column])
+        if start < 0 or column + count > start + self.sizes[start]:
             raise MemoryFault("tmem-access", f"columns {column}..{column + count - 1} are not one allocation", column)

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from hopper.cases import HopperCase, private_buffers, public
+from hopper.compare import parameters
 from hopper.workshop import Workshop, ladder_variant, stream_variant
 from kernels.cases import SWIZZLED, buffers
-from kernels.compare import DTYPES, same_bytes
+from kernels.compare import check_written, make_call
 from torch import Tensor
 
 from moegen.codegen.catalogs.sm90 import CATALOG
-from moegen.codegen.context import entry_arguments
 from moegen.codegen.render import render
 from moegen.codegen.variant import Variant
-from moegen.core.enums import OpKind, ScaleLayout, Target
-from moegen.numerics.reference import defined_rows, run_op
+from moegen.core.enums import OpKind, Target
+from moegen.numerics.reference import run_op
 from moegen.ptx import Check, Options, Policy, Severity
 from moegen.ptx.runner import InterpreterRunner
 
@@ -36,32 +36,24 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 def interpret(workshop: Workshop, variant: Variant, case: HopperCase, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """What a kernel writes, over outputs of 0xFF bytes, the same under every schedule."""
-    op, dims = variant.op, case.dims()
-    scratch = CATALOG.scratch(op, variant.schedule)
-    written: dict[str, Tensor] = {}
-    values: list[Tensor | int] = []
-    for argument in entry_arguments(op, Target.SM_90A, scratch):
-        if argument.dtype == "int":
-            values.append(case.first_expert)
-            continue
-        if argument.name == "scratch":
-            tensor = torch.zeros(scratch.fixed, dtype=torch.uint8)
-        elif argument.access == "write":
-            tensor = torch.empty(dims.shape(argument), dtype=DTYPES[argument.dtype])
-            tensor.view(torch.uint8).fill_(POISON)
-        else:
-            tensor = given[argument.name].clone()
-        tensor = _aligned(tensor)
-        if argument.access != "read" and argument.name != "scratch":
-            written[argument.name] = tensor
-        values.append(tensor)
+    op, scratch = variant.op, CATALOG.scratch(variant.op, variant.schedule)
+    call = make_call(
+        parameters(variant),
+        given,
+        case.dims(),
+        first_expert=case.first_expert,
+        byte=POISON,
+        scratch_bytes=scratch.fixed,
+        place=_aligned,
+    )
     workshop.prepare([variant])
     runner = InterpreterRunner(Target.SM_90A, SCHEDULES)
-    runner.load(workshop.folder / render(variant, CATALOG).source.digest[:32], op.kind.value)(*values)
+    runner.load(workshop.folder / render(variant, CATALOG).source.digest[:32], op.kind.value)(*call.values)
     assert len(runner.results) == len(SCHEDULES)
     allowed = {Check.UNINITIALISED} if op.kind is OpKind.GEMM2 else set()
     assert {report.check for result in runner.results for report in result.reports} <= allowed
-    return written
+    call.check_kept(op.kind.value)
+    return call.written
 
 
 def _aligned(tensor: Tensor) -> Tensor:
@@ -77,17 +69,8 @@ def check(workshop: Workshop, variant: Variant, case: HopperCase, given: dict[st
     op = variant.op
     written = interpret(workshop, variant, case, given)
     expected = run_op(public(op), given, first_expert=case.first_expert)
-    assert written.keys() == expected.keys()
-    for name, found in written.items():
-        rows = torch.arange(len(found))
-        if op.kind is not OpKind.ROUTE:
-            layout = op.scale_layout if name.endswith("_scales") else ScaleLayout.LINEAR
-            rows = defined_rows(name, given["totals"], given["row_slot"], layout)
-        assert len(rows) > 0
-        assert same_bytes(found[rows], expected[name][rows]), name
-        untouched = torch.ones(len(found), dtype=torch.bool)
-        untouched[rows] = False
-        assert (found[untouched].view(torch.uint8) == POISON).all(), name
+    assert all(len(tensor) for tensor in expected.values())
+    check_written(op, parameters(variant), given, written, expected, POISON)
 
 
 @pytest.mark.parametrize("kind", [OpKind.ROUTE, OpKind.QUANTIZE])
