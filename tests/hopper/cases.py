@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
+from kernels import axes
 from kernels.cases import PACK as PUBLIC_PACK
 from kernels.cases import Case
 from torch import Tensor
@@ -14,12 +15,7 @@ from moegen.core.ops import OpSpec
 from moegen.numerics.layouts import weight_pack
 from moegen.numerics.reference import row_layout
 
-GEOMETRIES = {
-    "short": {"hidden": 80, "intermediate": 144, "experts": 5, "top_k": 3, "tokens": 11},
-    "odd": {"hidden": 144, "intermediate": 80, "experts": 7, "top_k": 2, "tokens": 13},
-    "deep": {"hidden": 528, "intermediate": 176, "experts": 3, "top_k": 1, "tokens": 37},
-    "one": {"hidden": 352, "intermediate": 272, "experts": 1, "top_k": 1, "tokens": 6},
-    "many": {"hidden": 176, "intermediate": 304, "experts": 60, "top_k": 4, "tokens": 17},
+GEOMETRIES = axes.GEOMETRIES | {
     "wide": {"hidden": 336, "intermediate": 208, "experts": 3, "top_k": 2, "tokens": 301},
 }
 
