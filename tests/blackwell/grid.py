@@ -49,7 +49,7 @@ FIRST_AXES: Mapping[str, Sequence[Any]] = {
     **SHAPE_AXES,
 }
 TILE_AXES = ("form", "geometry", *SCHEDULE_AXES)
-"""What makes a tile legal."""
+"""What makes a tile legal, with what is stored (``epilogue`` or ``combine``)."""
 SECOND_AXES: Mapping[str, Sequence[Any]] = {"combine": tuple(CombineMode), **SHAPE_AXES}
 NAMING = ("routing", "dtype", "combine", "epilogue", "activation", "contract")
 TOKENS = (5, 19, 37, 69, 101, 133, 165, 229, 293, 421, 549, 805, 1061, 1317, 1573, 2085)
@@ -174,13 +174,14 @@ def allowed(row: Row) -> bool:
             return False
         if not fused and row["dtype"] is Dtype.FP16 and row["pre_quant_round"] is Round.BF16:
             return False
-    return _legal_tile(tuple(row[name] for name in TILE_AXES), "activation" in row)
+    axes = (*TILE_AXES, "epilogue" if "activation" in row else "combine")
+    return _legal_tile(tuple((name, row[name]) for name in axes), "activation" in row)
 
 
 @cache
-def _legal_tile(tile: tuple[Any, ...], first: bool) -> bool:
+def _legal_tile(tile: tuple[tuple[str, Any], ...], first: bool) -> bool:
     plain = {name: axis[0] for name, axis in (FIRST_AXES if first else SECOND_AXES).items()}
-    case = GemmCase(plain | dict(zip(TILE_AXES, tile, strict=True)))
+    case = GemmCase(plain | dict(tile))
     return CATALOGS[Target.SM_100A].verdict(case.op, case.schedule(1), B200).legal
 
 

@@ -28,7 +28,17 @@ BASE = Case(hidden=272, intermediate=176, top_k=2, tokens=45, row_tile=64, row_s
 PAIRED = replace(BASE, epilogue=Epilogue.INTERLEAVED)
 UNWEIGHTED = Numerics(router_weight=RouterWeight.PRE_QUANT)
 ATOMIC = replace(BASE, combine=CombineMode.ATOMIC)
-TILE = {"rows": 128, "cols": 64, "k": 128, "stages": 3, "acc_stages": 2, "cta_group": 1, "ctas": 3, "swap_ab": True}
+TILE = {
+    "rows": 128,
+    "cols": 64,
+    "k": 128,
+    "stages": 3,
+    "acc_stages": 2,
+    "cta_group": 1,
+    "ctas": 3,
+    "swap_ab": True,
+    "bulk_stores": False,
+}
 CASES = {
     "deinterleave_quantize": (PAIRED, OpKind.DEINTERLEAVE_QUANTIZE),
     "deinterleave_quantize, one scale a tensor": (

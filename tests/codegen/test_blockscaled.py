@@ -34,6 +34,7 @@ BASE: dict[str, Any] = {
     "cta_group": 1,
     "ctas": 148,
     "swap_ab": False,
+    "bulk_stores": False,
 }
 
 

@@ -28,6 +28,10 @@ BOX_BYTES = 128
 STAGE_ALIGN = 1024
 """Swizzled shared-memory tiles start at multiples of this."""
 BARRIER_BYTES = 1024
+BOX_ROWS = 32
+"""Rows of a box that a warp stores by one bulk copy."""
+BOX_STORE_BYTES = 4 * 2 * BOX_ROWS * 64
+"""Two boxes of each epilogue warp."""
 STAGED_BYTES = 32 * 132 * 4
 """Where a swapped tile turns 32 tokens of 128 weight rows around."""
 
@@ -47,6 +51,12 @@ def family(target: Target) -> ScheduleFamily:
             ScheduleField(name="cta_group", tag="g", doc="CTAs that share one MMA"),
             ScheduleField(name="ctas", tag="c", doc="persistent CTAs: the multiprocessors of the device"),
             ScheduleField(name="swap_ab", tag="x", doc="weights are the M operand", type="bool"),
+            ScheduleField(
+                name="bulk_stores",
+                tag="b",
+                doc="rows leave through shared memory by bulk copies; else threads store what they made",
+                type="bool",
+            ),
         ),
     )
 
@@ -75,7 +85,8 @@ def shared_memory_bytes(schedule: Schedule) -> int:
     scales = [round_up(tile, SCALE_ROWS) * k // BLOCK for tile in (rows, cols)]
     stage = sum(round_up(size, STAGE_ALIGN) for size in codes + scales)
     staged = STAGED_BYTES * min(32, schedule.number("cols")) // 32 if schedule["swap_ab"] else 0
-    return schedule.number("stages") * stage + staged + BARRIER_BYTES
+    boxes = BOX_STORE_BYTES if schedule["bulk_stores"] else 0
+    return schedule.number("stages") * stage + staged + boxes + BARRIER_BYTES
 
 
 def shares_row_tile(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
@@ -161,6 +172,17 @@ def output_blocks_are_whole(op: OpSpec, schedule: Schedule, device: DeviceFacts)
     return LEGAL
 
 
+def stores_in_bulk(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """Bulk copies store whole boxes of token rows."""
+    if not schedule["bulk_stores"]:
+        return LEGAL
+    if op.fused_combine or op.epilogue is Epilogue.FUSED_FP4:
+        return illegal("bulk_stores", "codes and sums are stored by the threads that made them")
+    if token_tile(schedule) < BOX_ROWS:
+        return illegal("bulk_stores", "a box of rows spans tiles", tokens=token_tile(schedule), box=BOX_ROWS)
+    return LEGAL
+
+
 def fits_tensor_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     """Accumulators and scales share the multiprocessor's columns."""
     columns = tensor_memory_columns(schedule)
@@ -192,6 +214,7 @@ PREDICATES: tuple[Predicate, ...] = (
     width_fits_role,
     depth_is_whole,
     output_blocks_are_whole,
+    stores_in_bulk,
     fits_tensor_memory,
     fits_shared_memory,
 )

@@ -1,8 +1,8 @@
 """What becomes of accumulators: the exact chain alpha, bias, activation, router weight, then one of five stores.
 
 A thread owns one row of a tile. It works on blocks of 16 output values, one quantiser block: 32 accumulator columns
-when W1 is gated (gate and up alternate by 8), else 16. The thread that made a row's block stores it: at least 32 bytes
-of tokens, whole sectors, so nothing is staged in shared memory.
+when W1 is gated (gate and up alternate by 8), else 16. The thread that made a row's block stores it, at least 32 bytes
+of tokens and so whole sectors, or lays it into a box that a bulk copy stores.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ class Arguments:
 
     ``alpha [E, halves]``, ``pair [E or 1, 2]``, ``bias [E, N]``, ``weights [T, k]`` fp32; ``out`` rows of tokens, codes
     or sums, ``scales`` of the codes, ``out_pair [E, 2]`` their second-level scales. Padding rows are found through
-    ``row_slot [R]``, or through ``offsets [E + 1]`` and ``rows [E]``.
+    ``row_slot [R]``, or through ``offsets [E + 1]`` and ``rows [E]``. ``boxes`` is the bulk copy of ``out``'s boxes as
+    (atom, tensor).
     """
 
     alpha: Any
@@ -37,34 +38,66 @@ class Arguments:
     row_slot: Any
     offsets: Any
     rows: Any
+    boxes: Any
+
+
+@dataclass(frozen=True)
+class Box:
+    """Where a warp's rows go through shared memory: its :class:`~sm_100a.device.gemm_boxes.Sender`, how many boxes it
+    has sent, and whether these rows are to go that way."""
+
+    sender: Any
+    sent: Any
+    taken: Any
 
 
 class RowStore:
-    """``h_rows`` or ``out_rows``: values rounded once to the token dtype; padding rows are 0, or skipped."""
+    """``h_rows`` or ``out_rows``: values rounded once to the token dtype; padding rows are 0, or skipped.
 
-    def __init__(self, dtype, pads):
+    ``boxes``: rows go through shared memory, where 32 neighbours are all to be written.
+    """
+
+    WIDTH = 1
+
+    def __init__(self, dtype, pads, boxes=None):
         self.dtype = dtype
         self.pads = pads
+        self.boxes = boxes
         self.blocks = 0
 
     @cute.jit
-    def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
+    def block(
+        self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column, box
+    ):
         """Stores 16 values at ``column``."""
-        if real or cutlass.const_expr(self.pads):
-            store_tokens(self.dtype, arguments.out, values, Int64(row) * chain.columns + column)
+        if cutlass.const_expr(self.boxes is None):
+            if real or cutlass.const_expr(self.pads):
+                store_tokens(self.dtype, arguments.out, values, Int64(row) * chain.columns + column)
+        else:
+            if box.taken:
+                box.sender.put(box.sent, values, column % self.boxes.columns)
+            elif real:
+                store_tokens(self.dtype, arguments.out, values, Int64(row) * chain.columns + column)
 
     @cute.jit
-    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column):
-        """Nothing lies past the last column."""
+    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column, box):
+        """Nothing lies past the last column; the rest of a box is 0."""
+        if cutlass.const_expr(self.boxes is not None):
+            values = zeros()
+            if box.taken:
+                box.sender.put(box.sent, values, column % self.boxes.columns)
 
 
 class AddStore:
     """``y_acc``: real rows added to their token's fp32 sum, four columns at a time, in any order."""
 
     blocks = 0
+    boxes = None
 
     @cute.jit
-    def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
+    def block(
+        self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column, box
+    ):
         """Adds 16 values at ``column``."""
         if real:
             token = arguments.row_slot[row] // chain.top_k
@@ -76,19 +109,25 @@ class AddStore:
                 )
 
     @cute.jit
-    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column):
+    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column, box):
         """Nothing lies past the last column."""
 
 
 class PairStore:
-    """``h_pair``: eight activated gates, then their eight products, twice."""
+    """``h_pair``: eight activated gates, then their eight products, twice; ``boxes`` as of rows."""
 
-    def __init__(self, dtype):
+    WIDTH = 2
+    pads = True
+
+    def __init__(self, dtype, boxes=None):
         self.dtype = dtype
+        self.boxes = boxes
         self.blocks = 0
 
     @cute.jit
-    def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
+    def block(
+        self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column, box
+    ):
         """Stores 32 columns."""
         start = Int64(row) * (2 * chain.columns) + 2 * column
         for half in cutlass.range_constexpr(2):
@@ -96,11 +135,14 @@ class PairStore:
             for i in cutlass.range_constexpr(GROUP):
                 both[i] = gates[half * GROUP + i]
                 both[GROUP + i] = values[half * GROUP + i]
-            store_tokens(self.dtype, arguments.out, both, start + half * 2 * GROUP)
+            if cutlass.const_expr(self.boxes is None):
+                store_tokens(self.dtype, arguments.out, both, start + half * 2 * GROUP)
+            else:
+                box.sender.put(box.sent, both, half * 2 * GROUP)
 
     @cute.jit
-    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column):
-        """Nothing lies past the last column."""
+    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column, box):
+        """Nothing lies past the last column; no box is sent there."""
 
 
 class CodeStore:
@@ -115,10 +157,13 @@ class CodeStore:
         self.pitch = pitch
         self.scale_columns = scale_columns
         self.round_values = round_values
+        self.boxes = None
         self.blocks = max(scale_columns, pitch // CODE_BYTES)
 
     @cute.jit
-    def block(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column):
+    def block(
+        self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, gates, values, real, row, expert, column, box
+    ):
         """Quantises and stores one block."""
         codes = cute.make_rmem_tensor(CODE_BYTES, Uint8)
         codes.fill(Uint8(0))
@@ -133,7 +178,7 @@ class CodeStore:
         self.write(arguments, codes, byte, row, column // BLOCK)
 
     @cute.jit
-    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column):
+    def tail(self, chain: cutlass.Constexpr, arguments: cutlass.Constexpr, row, column, box):
         """Clears one block past the last column, where the pitch or the layout has one."""
         codes = cute.make_rmem_tensor(CODE_BYTES, Uint8)
         codes.fill(Uint8(0))
@@ -156,6 +201,13 @@ class CodeStore:
             global_vector(arguments.out, code_offset, CODE_BYTES).store(codes.load())
         if block < self.scale_columns:
             global_vector(arguments.scales, scale_offset, 1)[0] = byte
+
+
+def zeros():
+    """16 zeros in registers."""
+    values = cute.make_rmem_tensor(BLOCK, Float32)
+    values.fill(0.0)
+    return values
 
 
 def store_tokens(dtype, out, values, offset):
@@ -197,7 +249,7 @@ class Chain:
     def clear(self, arguments: cutlass.Constexpr, row, covered):
         """Writes the padding of one row that no tile reaches."""
         for extra in cutlass.range_constexpr(self.missing(covered)):
-            self.store.tail(self, arguments, row, (covered // self.width + extra) * BLOCK)
+            self.store.tail(self, arguments, row, (covered // self.width + extra) * BLOCK, None)
 
     @cute.jit
     def clear_scales(self, arguments: cutlass.Constexpr, row, column, last):
@@ -232,25 +284,28 @@ class Chain:
             weight = arguments.weights[used // self.top_k, used % self.top_k]
         return first, second, weight
 
+    def out_column(self, column):
+        """Stored column, before ``store`` widens it, of weight row ``column``."""
+        return column // 2 if self.gated else column
+
     @cute.jit
-    def finish(self, arguments: cutlass.Constexpr, accumulated, row, expert, column):
-        """Takes 32 accumulator columns of one row, the first of which is weight row ``column``."""
-        slot = self.slot_of(arguments, row, expert)
+    def finish(self, arguments: cutlass.Constexpr, accumulated, slot, row, expert, column, box):
+        """Takes 32 accumulator columns of one row, the first of which is weight row ``column``.
+
+        ``slot`` is :meth:`slot_of` the row; ``box`` a :class:`Box` where the store has boxes, else None.
+        """
         factors = self.factors(arguments, expert, slot)
         for part in cutlass.range_constexpr(CHUNK // self.width):
             first = column + part * self.width
-            out_column = first // 2 if cutlass.const_expr(self.gated) else first
+            out_column = self.out_column(first)
             if out_column < self.columns:
-                gates = cute.make_rmem_tensor(BLOCK, Float32)
-                values = cute.make_rmem_tensor(BLOCK, Float32)
-                gates.fill(0.0)
-                values.fill(0.0)
+                gates, values = zeros(), zeros()
                 if slot >= 0:
                     for i in cutlass.range_constexpr(BLOCK):
                         self.value(arguments, factors, accumulated, part, first, expert, gates, values, i)
-                self.store.block(self, arguments, gates, values, slot >= 0, row, expert, out_column)
+                self.store.block(self, arguments, gates, values, slot >= 0, row, expert, out_column, box)
             else:
-                self.store.tail(self, arguments, row, out_column)
+                self.store.tail(self, arguments, row, out_column, box)
 
     def value(self, arguments, factors, accumulated, part, first, expert, gates, values, i):
         """One output value of a real row."""

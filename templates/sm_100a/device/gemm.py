@@ -124,7 +124,8 @@ def gemm_thread(
         staged = storage.staged.get_tensor(
             cute.make_layout((gemm.staged_values // STAGED_PITCH, STAGED_PITCH), stride=(STAGED_PITCH, 1))
         )
-        finish_tiles(gemm, epilogue, tensors, accumulators, mma, staged, base, work_ring, items, place)
+        boxes = storage.boxes.data_ptr()
+        finish_tiles(gemm, epilogue, tensors, accumulators, mma, staged, boxes, base, work_ring, items, place)
         tmem.relinquish_alloc_permit()
         epilogue_barrier().arrive_and_wait()
         tmem.free(base)

@@ -6,11 +6,13 @@ turns up to 32 tokens around, after which a thread holds 32 weight rows of one o
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, pipeline
+from cutlass import Float32, Int32, pipeline
 from cutlass.cute.nvgpu import tcgen05
 from sm_100a.device import gemm_work
+from sm_100a.device.epilogue import Box
+from sm_100a.device.gemm_boxes import make_sender
 from sm_100a.device.gemm_layout import CHUNK, CTA_ROWS, SCALE_ROWS, accumulator_tensor
-from sm_100a.device.gemm_roles import epilogue_barrier
+from sm_100a.device.gemm_roles import WARP, epilogue_barrier
 
 
 @cute.jit
@@ -21,6 +23,7 @@ def finish_tiles(
     accumulators,
     mma,
     staged,
+    box_storage,
     base,
     work_ring,
     items,
@@ -35,6 +38,8 @@ def finish_tiles(
     part = copy.get_slice(thread)
     source = part.partition_S(chunks)
     shape = part.partition_D(cute.make_identity_tensor((CTA_ROWS, gemm.chunk))).shape
+    sender = make_sender(gemm.boxes, *tensors.boxes, box_storage, thread // WARP) if gemm.boxes else None
+    sent = Int32(0)
     held = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, gemm.acc_stages)
     taken = gemm_work.make_state()
     work = gemm_work.take(work_ring, items, taken)
@@ -55,23 +60,41 @@ def finish_tiles(
                         turned[i] = staged[token, column + i]
                     row = work.token_tile * gemm.tokens + chunk * gemm.chunk + token
                     first = work.weight_tile * gemm.weights + place * CTA_ROWS + column
-                    finish_chunk(gemm, epilogue, tensors, turned, work, row, first)
+                    sent += finish_chunk(gemm, epilogue, tensors, turned, work, row, first, sender, sent)
             else:
                 row = work.token_tile * gemm.tokens + place * CTA_ROWS + thread
                 column = work.weight_tile * gemm.weights + chunk * CHUNK
-                finish_chunk(gemm, epilogue, tensors, values, work, row, column)
+                sent += finish_chunk(gemm, epilogue, tensors, values, work, row, column, sender, sent)
         accumulators.consumer_release(held)
         held.advance()
         work = gemm_work.take(work_ring, items, taken)
         taken.advance()
+    if cutlass.const_expr(sender is not None):
+        sender.close()
 
 
 @cute.jit
 def finish_chunk(
-    gemm: cutlass.Constexpr, epilogue: cutlass.Constexpr, tensors: cutlass.Constexpr, values, work, row, column
+    gemm: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    tensors: cutlass.Constexpr,
+    values,
+    work,
+    row,
+    column,
+    sender: cutlass.Constexpr,
+    sent,
 ):
-    """Stores 32 weight rows of one token, and the padding that lies beyond the tile when it is the last."""
-    epilogue.finish(tensors, values, row, work.expert, column)
+    """Stores 32 weight rows of one token, and the padding that lies beyond the tile when it is the last.
+
+    Returns how many boxes the warp sent.
+    """
+    slot = epilogue.slot_of(tensors, row, work.expert)
+    count = Int32(0)
+    if cutlass.const_expr(sender is None):
+        epilogue.finish(tensors, values, slot, row, work.expert, column, None)
+    else:
+        count = send_chunk(gemm, epilogue, tensors, values, slot, work, row, column, sender, sent)
     ends = column + CHUNK == gemm.n_tiles * gemm.weights
     if ends:
         epilogue.clear(tensors, row, gemm.n_tiles * gemm.weights)
@@ -82,6 +105,36 @@ def finish_chunk(
         while beyond < unit_end:
             epilogue.clear_scales(tensors, beyond, column, ends)
             beyond += gemm.tokens
+    return count
+
+
+@cute.jit
+def send_chunk(
+    gemm: cutlass.Constexpr,
+    epilogue: cutlass.Constexpr,
+    tensors: cutlass.Constexpr,
+    values,
+    slot,
+    work,
+    row,
+    column,
+    sender: cutlass.Constexpr,
+    sent,
+):
+    """The same by way of the warp's boxes; a box is sent when the last of its chunks is in it."""
+    whole = cutlass.Boolean(True)
+    if cutlass.const_expr(not epilogue.store.pads):
+        whole = cute.arch.vote_all_sync(slot >= 0)
+    chunk = column // CHUNK % gemm.boxes.chunks
+    if whole and chunk == 0:
+        sender.open()
+    epilogue.finish(tensors, values, slot, row, work.expert, column, Box(sender, sent, whole))
+    count = Int32(0)
+    first = epilogue.out_column(column - chunk * CHUNK)
+    if whole and chunk == gemm.boxes.chunks - 1 and first < epilogue.columns:
+        sender.send(sent, row, first * epilogue.store.WIDTH)
+        count = Int32(1)
+    return count
 
 
 @cute.jit

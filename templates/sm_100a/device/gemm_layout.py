@@ -6,12 +6,14 @@ accumulator.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Float4E2M1FN, Float8E4M3FN, Float32, Int16, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers, blockscaled_layout
 from sm_100a.device import gemm_work
+from sm_100a.device.gemm_boxes import BUFFERS, WARPS
 from sm_100a.device.gemm_roles import SCALE_WARP
 
 BLOCK = 16
@@ -35,7 +37,8 @@ class Gemm:
     """What is known of a gemm when it is compiled.
 
     ``n`` weight rows and ``k`` elements of one expert; ``pitch`` bytes a row of codes of either operand; a tile is
-    ``rows`` (256 over a pair of CTAs) x ``cols``, ``depth`` elements deep a stage; ``ctas`` run at most.
+    ``rows`` (256 over a pair of CTAs) x ``cols``, ``depth`` elements deep a stage; ``ctas`` run at most;
+    ``boxes``: rows are stored through shared memory (:mod:`sm_100a.device.gemm_boxes`), else None.
     """
 
     n: int
@@ -49,6 +52,7 @@ class Gemm:
     acc_stages: int
     ctas: int
     swapped: bool
+    boxes: Any = None
 
     @property
     def group(self):
@@ -116,6 +120,11 @@ class Gemm:
         """Columns to allocate: a power of two."""
         needed = self.cols * self.acc_stages + sum(self.scale_columns)
         return max(32, 1 << (needed - 1).bit_length())
+
+    @property
+    def box_elements(self):
+        """16-bit elements of all warps' boxes."""
+        return WARPS * BUFFERS * self.boxes.elements if self.boxes else 1
 
     @property
     def staged_values(self):
@@ -249,6 +258,7 @@ def make_storage(gemm, layouts):
         b: tile(Float4E2M1FN, layout_b.outer)
         scales_a: tile(Float8E4M3FN, layout_scales_a)
         scales_b: tile(Float8E4M3FN, layout_scales_b)
+        boxes: cute.struct.Align[cute.struct.MemRange[Int16, gemm.box_elements], ALIGNMENT]
         staged: cute.struct.Align[cute.struct.MemRange[Float32, gemm.staged_values], 16]
 
     return Storage
