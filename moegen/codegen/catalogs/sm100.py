@@ -26,6 +26,7 @@ AUTO_GEMM: Mapping[str, tuple[Value, ...]] = {
     "acc_stages": (1, 2),
     "cta_group": (1, 2),
     "swap_ab": (False, True),
+    "bulk_stores": (True, False),
 }
 AUTO_ROWS: Mapping[str, tuple[Value, ...]] = {"threads": (128, 256)}
 CUDA = {OpKind.ROUTE: ("sm_90a/route.cu.j2", ("sm_90a/device/route.cuh",))}
