@@ -6,6 +6,7 @@ import torch
 
 from moegen.core.abi import BLOCK
 from moegen.core.errors import CheckpointError
+from moegen.numerics.layouts import SWIZZLE_128X4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,10 @@ def _side_problems(side: Projection, experts: int, rows: int, columns: int) -> l
         if tensor.dtype is not dtype:
             problems.append(f"{field} is {tensor.dtype}, expected {dtype}")
         elif tuple(tensor.shape) != shape:
-            problems.append(f"{field} has shape {tuple(tensor.shape)}, expected {shape}")
+            hint = _other_order(tuple(tensor.shape), shape) if field == "scales" else ""
+            problems.append(f"{field} has shape {tuple(tensor.shape)}, expected {shape}{hint}")
+        elif field in ("codes", "scales") and not tensor.is_contiguous():
+            problems.append(f"{field} is a view with strides {tensor.stride()}, perhaps of a transposed matrix")
         elif field == "scales":
             # NVFP4 scales have no sign: tensor cores read the byte as ue4m3, whose top bit means nothing.
             for place in torch.nonzero(tensor >= 0x7F)[:8].tolist():
@@ -176,3 +180,13 @@ def _side_problems(side: Projection, experts: int, rows: int, columns: int) -> l
             bad = torch.nonzero(~(tensor.isfinite() & (tensor > 0))).flatten().tolist()
             problems += [f"{field}[{expert}] is {tensor[expert].item()}, not a positive number" for expert in bad[:8]]
     return problems
+
+
+def _other_order(shape: tuple[int, ...], linear: tuple[int, ...]) -> str:
+    """What scales of the wrong shape seem to be."""
+    experts, rows, columns = linear
+    if shape == (experts, columns, rows):
+        return ": it is transposed"
+    if shape == (experts, *SWIZZLE_128X4.shape(rows, columns)):
+        return ": it is swizzled already, and packing swizzles linear scales once"
+    return ""
