@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
 
 // Brings a word's line to L1: a load whose result nobody waits for.
 __device__ __forceinline__ void load_to_l1(const void* p) {
-  uint32_t v;
+  [[maybe_unused]] uint32_t v;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
 }
 
