@@ -267,6 +267,7 @@ def _trials_of(evidence: Evidence, wanted: str) -> _Trials | None:
         if points:
             notes = [f"; no trials under {wanted}, {routing} used"] if routing != wanted else []
             notes += [f"; measured on {table.environment.device}"] if family else []
+            notes += ["; kernels were rendered anew since"] if evidence.match.differs("kernels") else []
             return _Trials(
                 points=points,
                 rising=sorted(points),

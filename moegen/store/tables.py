@@ -103,6 +103,10 @@ class Match:
     fit: Fit
     differing: tuple[tuple[str, str, str], ...] = ()
 
+    def differs(self, field_name: str) -> bool:
+        """True when that field is among those that differ."""
+        return any(name == field_name for name, _, _ in self.differing)
+
 
 def freeze(table: Table, path: Path) -> Path:
     """Checks a table and writes it, digest first, atomically; returns ``path``.

@@ -64,8 +64,9 @@ class Record:
 class Problem(Record):
     """One point of one package: what every candidate had to compute.
 
-    ``package`` is the digest of the package's offer on ``target``, ``name`` its readable name; ``op`` is the op kind of an op trial, empty for
-    pipelines; ``numerics`` is the canonical JSON of the numerics class. ``experts`` counts those of this rank.
+    ``package`` is the digest of the package's offer on ``target``, ``name`` its readable name; ``op`` is the op kind of
+    an op trial, empty for pipelines; ``numerics`` is the canonical JSON of the numerics class. ``experts`` counts those
+    of this rank.
     """
 
     kind: ClassVar[str] = "problem"

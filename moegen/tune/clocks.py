@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
 
 import torch
 
@@ -116,10 +118,23 @@ def make_flush(cache: Cache, l2_bytes: int, device: torch.device) -> Call:
 
 
 def clock_mhz(device: torch.device) -> float | None:
-    """The GPU's clock now; None on a CPU, or where the driver's library for it is not installed."""
+    """The GPU's SM clock now; None on a CPU, or where the driver's library for it is not installed."""
     if device.type != "cuda":
         return None
+    read = _clock_reader(device)
+    return None if read is None else read()
+
+
+@cache
+def _clock_reader(device: torch.device) -> Callable[[], float] | None:
+    """Opens the driver's library once: doing so takes longer than most calls that are timed."""
     try:
-        return float(torch.cuda.clock_rate(device))
-    except (ModuleNotFoundError, RuntimeError):
+        nvml: Any = import_module("pynvml")
+    except ModuleNotFoundError:
         return None
+    try:
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except nvml.NVMLError:
+        return None
+    return lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))

@@ -15,7 +15,7 @@ from moegen.runtime.bank import computed_scales
 from moegen.tune.gate import GateVerdict, Tolerance, judge
 from moegen.tune.inputs import TokenInputs
 
-REFERENCE_TOKENS = 8
+REFERENCE_TOKENS = 4
 """Tokens whose reference is computed; each costs the weights of its experts, decoded to fp64."""
 Reference = Callable[[TokenInputs], torch.Tensor]
 

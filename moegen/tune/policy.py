@@ -128,8 +128,8 @@ _FULL_GPU = replace(
     calls_per_round=5,
     turn_us=10_000.0,
     confirm_rounds=12,
-    finalists=5,
-    shortlist=12,
+    finalists=4,
+    shortlist=10,
 )
 """A GPU's samples are steadier than a CPU's, and its time is dearer."""
 _QUICK = replace(

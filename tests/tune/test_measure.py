@@ -86,6 +86,41 @@ def test_a_failing_candidate_leaves_with_its_status_and_the_rest_go_on(after: in
     assert results["good"].stage is Stage.FINAL
 
 
+def test_rounds_at_a_slow_clock_do_not_count_and_that_is_said() -> None:
+    machine = Machine({"a": 10.0})
+    throttled = {2, 5}
+
+    def sample(candidate: str, calls: int) -> Sequence[float]:
+        slow = len(machine.order) in throttled
+        return [time_us * (3.0 if slow else 1.0) for time_us in machine(candidate, calls)]
+
+    def clock(candidate: str) -> float:
+        return 600.0 if len(machine.order) - 1 in throttled else 1980.0
+
+    (found,) = race(["a"], sample, replace(POLICY, halving_ratio=9.0), clock=clock)
+    assert found.timing is not None
+    assert (found.timing.median_us, found.timing.p80_us) == (10.0, 10.0)
+    assert found.timing.rounds == POLICY.min_rounds - 2
+    assert found.clock_ratio == 1.0
+    assert found.note == f"2 of {POLICY.min_rounds} rounds at a slow clock were dropped"
+    (blind,) = race(["a"], Machine({"a": 10.0}), POLICY)
+    assert (blind.clock_ratio, blind.note) == (None, "")
+
+
+def test_turns_of_slow_candidates_are_cut_short() -> None:
+    machine, turns = Machine({"quick": 10.0, "slow": 12_000.0}), Counter[tuple[str, int]]()
+
+    def sample(candidate: str, calls: int) -> Sequence[float]:
+        turns[candidate, calls] += 1
+        return machine(candidate, calls)
+
+    policy = replace(POLICY, calls_per_round=5, turn_us=30_000.0, screen_ratio=1e9, halving_ratio=1e9)
+    race(["quick", "slow"], sample, policy)
+    assert turns["quick", 5] == POLICY.min_rounds
+    assert turns["slow", 2] == POLICY.min_rounds + 1, "the screening look too"
+    assert turns["slow", 5] == 0
+
+
 def test_all_candidates_may_fail() -> None:
     machine = Machine({"a": 1.0, "b": 1.0})
     machine.failures = {"a": (0, TrialStatus.CRASH), "b": (0, TrialStatus.TIMEOUT)}
