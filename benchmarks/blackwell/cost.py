@@ -142,9 +142,10 @@ What follows:
 - With few tokens *memory* decides: the bytes of hit experts' weights. Swapped tiles move the same weight bytes as plain
   ones, with half of the padding rows.
 - A pair halves the weight bytes that each CTA loads; it pays when an expert has more than 128 rows.
-- NVIDIA's published block-scaled gemms stage results in shared memory and store them by bulk copies. Ours store from
-  registers: more room for the ring, no store barrier, whole 32-byte sectors of tokens, but more store instructions,
-  and scales as single bytes. Which drains faster only hardware can tell.
+- Rows leave through shared memory by bulk copies, as in NVIDIA's published block-scaled gemms, but each warp has boxes
+  of its own and waits for no other. `bulk_stores: false` stores whole 32-byte sectors from registers instead: more room
+  for the ring, more store instructions. Codes and scales always leave from registers, scales as single bytes. Which
+  drains faster only hardware can tell.
 """
 
 
@@ -157,7 +158,8 @@ def main() -> None:
         for name, tile in TILES.items():
             for epilogue in Epilogue:
                 op = case_of(epilogue, tile["cols"] if tile["swap_ab"] else tile["rows"]).ops()[OpKind.GEMM1]
-                variant = gemm_variant(op, k=DEPTH, ctas=B200.cores, **tile)
+                boxes = epilogue is not Epilogue.FUSED_FP4
+                variant = gemm_variant(op, k=DEPTH, ctas=B200.cores, bulk_stores=boxes, **tile)
                 cubin = workshop.directory(variant) / CUBIN
                 listing = subprocess.run([disassembler, "-c", cubin], capture_output=True, text=True, check=True).stdout
                 lines.append(row(name, epilogue, variant, read_code(listing)))

@@ -3,7 +3,8 @@ machine.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class InterpreterRunner:
         self.schedules = tuple(schedules)
         self.recorder = recorder
         self.results: list[Result] = []
-        self._modules: dict[Path, list[tuple[str, Module]]] = {}
+        self._stream: Session | None = None
 
     @property
     def device_type(self) -> str:
@@ -76,6 +77,19 @@ class InterpreterRunner:
         """The target's planning device, with the few multiprocessors that the stand-in runtime reports."""
         device = PLANNING_DEVICE[self.target]
         return replace(device, name=f"{device.name} (interpreted)", cores=ATTRIBUTES[16])
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Launches of the block run at its end, and programmatic dependents may start before their predecessor ends.
+
+        Entries of different artifacts must have different names.
+        """
+        self._stream = session = Session(self.schedules[0], self.recorder)
+        try:
+            yield
+        finally:
+            self._stream = None
+        self._run(session, "stream")
 
     def load(self, directory: Path, symbol: str) -> Kernel:
         """Loads ``symbol`` of an artifact.
@@ -98,7 +112,7 @@ class InterpreterRunner:
             self.recorder.add_ptx(directory.name, text)
 
         def launch(*arguments: object) -> None:
-            session = Session(self.schedules[0], self.recorder)
+            session = self._stream or Session(self.schedules[0], self.recorder)
             session.add_module(module)
             converted: list[Any] = []
             for number, argument in enumerate(arguments):
@@ -109,7 +123,8 @@ class InterpreterRunner:
                     converted.append(argument)
             with session.active(flush=False):
                 entry(*converted)
-            self._run(session, symbol)
+            if session is not self._stream:
+                self._run(session, symbol)
 
         return launch
 

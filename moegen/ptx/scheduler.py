@@ -84,7 +84,9 @@ class Scheduler:
         before = self.active[-1]
         if before.complete:
             return True
-        early = grid.programmatic and self.machine.options.early_dependents and before.primary is None
+        # Two grids of a chain run at a time: a dependent's own dependent waits until the first has completed.
+        alone = before.primary is None or before.primary.complete
+        early = grid.programmatic and self.machine.options.early_dependents and alone
         return early and not before.queue and before.triggered_all()
 
     def _retire(self, warp: Warp) -> None:

@@ -17,6 +17,8 @@ from moegen.core.ops import OpSpec
 PACK = "rows8"
 """The tensor core reads codes and 128x4 scales as they are, so the public pack serves."""
 MAX_THREADS = 1024
+SERIAL = 1.05
+"""Guess of what a single accumulator costs: the tensor core waits while it is finished."""
 WARP = 32
 AUTO_GEMM: Mapping[str, tuple[Value, ...]] = {
     "rows": (128, 256),
@@ -140,7 +142,8 @@ class Sm100Catalog:
         weights = schedule.number("rows" if schedule["swap_ab"] else "cols")
         tasks = load.tiles * -(-op.n // weights)
         occupancy = wave_occupancy(tasks, device.cores // schedule.number("cta_group"))
-        return roofline_us(device, gemm_bytes(op, load), gemm_flops(op, load), occupancy)
+        us = roofline_us(device, gemm_bytes(op, load), gemm_flops(op, load), occupancy)
+        return us * (SERIAL if schedule["acc_stages"] == 1 else 1.0)
 
     def template(self, op: OpSpec, schedule: Schedule) -> str:
         """One template per op; two quantisers share one, and route is shared with sm_90a."""
