@@ -23,12 +23,15 @@ def plan(
     """Show which pipelines a spec gets on each target. Times are modelled; they rank candidates and are no
     measurement."""
     from moegen.codegen.explain import explain_plan
+    from moegen.codegen.packaging import layer_only
     from moegen.codegen.planning import plan as make_plan
     from moegen.spec import load_spec, located
+    from moegen.tune.tables import shipped_winners
 
     loaded = load_spec(spec)
+    winners = {wanted: shipped_winners(layer_only(loaded), wanted) for wanted in target or loaded.targets}
     with located(spec):
-        explained = [explain_plan(make_plan(loaded, wanted)) for wanted in target or loaded.targets]
+        explained = [explain_plan(make_plan(loaded, wanted, incumbents=won)) for wanted, won in winners.items()]
     if as_json:
         show_json(explained)
         return
@@ -53,9 +56,10 @@ def generate(
     from moegen.codegen.packaging import check_generated
     from moegen.codegen.packaging import generate as write
     from moegen.spec import load_spec
+    from moegen.tune.tables import shipped_winners
 
     place = out or GENERATED / load_spec(spec).name
-    package = (check_generated if check else write)(spec, place, target or None)
+    package = (check_generated if check else write)(spec, place, target or None, incumbents=shipped_winners)
     if as_json:
         show_json({"package": str(place), "digest": package.digest, "checked": check})
         return

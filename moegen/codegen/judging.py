@@ -7,7 +7,6 @@ from functools import cached_property
 
 from moegen.codegen.catalog import Catalog, Choice, Verdict
 from moegen.codegen.load import Load, RoutingClass, expected_load
-from moegen.codegen.schedule import Schedule
 from moegen.codegen.variant import Variant
 from moegen.core.devices import DeviceFacts
 from moegen.core.ops import OpSpec
@@ -86,7 +85,7 @@ class Judge:
         """Every schedule that the catalog proposes for ``op``, in its order."""
         if op not in self._judged:
             schedules = self.catalog.schedules(op, self.device, self.choice)
-            self._judged[op] = tuple(self._judge(op, schedule) for schedule in schedules)
+            self._judged[op] = tuple(self.judge(Variant(op=op, schedule=schedule)) for schedule in schedules)
         return self._judged[op]
 
     def serves(self, op: OpSpec) -> bool:
@@ -113,9 +112,9 @@ class Judge:
         distinct = {judged.name: judged for judged in [overall[0], *somewhere, *overall]}
         return tuple(distinct.values())[:count]
 
-    def _judge(self, op: OpSpec, schedule: Schedule) -> Judged:
-        variant = Variant(op=op, schedule=schedule)
-        verdict = self.catalog.verdict(op, schedule, self.device)
+    def judge(self, variant: Variant) -> Judged:
+        """One variant, which the catalog need not propose."""
+        verdict = self.catalog.verdict(variant.op, variant.schedule, self.device)
         if not verdict.legal:
             return Judged(variant=variant, verdict=verdict)
         times_us = tuple(self.time_us(variant, tokens, routing) for tokens, routing in self.points)

@@ -4,10 +4,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moegen.codegen.context import GENERATOR
+from moegen.codegen.incumbents import FindIncumbents, nothing_measured
 from moegen.codegen.planning import TargetPlan, plan
 from moegen.codegen.registry import catalog
 from moegen.codegen.render import Rendered, render
@@ -45,13 +46,20 @@ class Generated:
     files: dict[str, bytes]
 
 
-def generate(spec_path: str | Path, out_dir: str | Path, targets: Sequence[Target] | None = None) -> Package:
+def generate(
+    spec_path: str | Path,
+    out_dir: str | Path,
+    targets: Sequence[Target] | None = None,
+    *,
+    incumbents: FindIncumbents = nothing_measured,
+) -> Package:
     """Writes the package of a spec as the folder ``out_dir``, whole or not at all.
 
     Args:
         spec_path: the spec file.
         out_dir: the package's own folder, by convention ``generated/<spec name>``; replaced when it is a package.
         targets: a subset of the spec's targets; all of them by default.
+        incumbents: finds pipelines that measurements chose; they are kept.
 
     Raises:
         SpecError: the spec is wrong; nothing was written.
@@ -60,19 +68,25 @@ def generate(spec_path: str | Path, out_dir: str | Path, targets: Sequence[Targe
     """
     place = Path(out_dir)
     _check_place(place)
-    made = _generated(Path(spec_path), targets)
+    made = _generated(Path(spec_path), targets, incumbents)
     _publish(made.files, place)
     return made.package
 
 
-def check_generated(spec_path: str | Path, out_dir: str | Path, targets: Sequence[Target] | None = None) -> Package:
-    """Compares the package in ``out_dir`` with what the spec renders to now.
+def check_generated(
+    spec_path: str | Path,
+    out_dir: str | Path,
+    targets: Sequence[Target] | None = None,
+    *,
+    incumbents: FindIncumbents = nothing_measured,
+) -> Package:
+    """Compares the package in ``out_dir`` with what the spec renders to now; arguments as for :func:`generate`.
 
     Raises:
         StaleGenerated: naming every file that is missing, changed or left over.
     """
     place = Path(out_dir)
-    made = _generated(Path(spec_path), targets)
+    made = _generated(Path(spec_path), targets, incumbents)
     found = {path.relative_to(place).as_posix(): path for path in _files(place)}
     stale = [f"missing: {name}" for name in made.files if name not in found]
     stale += [
@@ -86,20 +100,20 @@ def check_generated(spec_path: str | Path, out_dir: str | Path, targets: Sequenc
 
 
 def generate_in_memory(
-    spec: LayerSpec, spec_file: tuple[str, bytes], targets: Sequence[Target] | None = None
+    spec: LayerSpec,
+    spec_file: tuple[str, bytes],
+    targets: Sequence[Target] | None = None,
+    *,
+    incumbents: FindIncumbents = nothing_measured,
 ) -> Generated:
     """Plans and renders every target. ``spec_file`` is the name and content under which the spec itself is kept."""
     chosen = tuple(targets) if targets is not None else spec.targets
     if not chosen:
         raise SpecError("no target to generate", f"spec {spec.name}", f"use some of {[t.value for t in spec.targets]}")
-    plans = [plan(spec, target) for target in chosen]
+    layer = layer_only(spec)
+    plans = [plan(spec, target, incumbents=incumbents(layer, target)) for target in chosen]
     rendered = {item.target: _render(item) for item in plans}
-    package = Package(
-        name=spec.name,
-        spec_digest=spec.digest,
-        layer=spec.model_dump(mode="json", include=set(_LAYER_SECTIONS)),
-        targets={item.target: _target_package(item, rendered[item.target]) for item in plans},
-    )
+    package = replace(layer, targets={item.target: _target_package(item, rendered[item.target]) for item in plans})
     files = {
         "__init__.py": _INIT.format(name=spec.name, generator=GENERATOR).encode(),
         spec_file[0]: spec_file[1],
@@ -110,11 +124,21 @@ def generate_in_memory(
     return Generated(package=package, files=files)
 
 
-def _generated(spec_path: Path, targets: Sequence[Target] | None) -> Generated:
+def layer_only(spec: LayerSpec) -> Package:
+    """The manifest of a spec before any target is planned: what is computed, without kernels."""
+    return Package(
+        name=spec.name,
+        spec_digest=spec.digest,
+        layer=spec.model_dump(mode="json", include=set(_LAYER_SECTIONS)),
+        targets={},
+    )
+
+
+def _generated(spec_path: Path, targets: Sequence[Target] | None, incumbents: FindIncumbents) -> Generated:
     spec = load_spec(spec_path)
     kept_as = "spec.toml" if spec_path.suffix == ".toml" else "spec.yaml"
     with located(spec_path):
-        return generate_in_memory(spec, (kept_as, spec_path.read_bytes()), targets)
+        return generate_in_memory(spec, (kept_as, spec_path.read_bytes()), targets, incumbents=incumbents)
 
 
 def _render(item: TargetPlan) -> tuple[Rendered, ...]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from moegen.codegen.catalog import Catalog, Choice
+from moegen.codegen.incumbents import Incumbents, keep_incumbents
 from moegen.codegen.judging import Judge, Judged, mean_log
 from moegen.codegen.load import UNIFORM
 from moegen.codegen.pipelines import Shape, numerics_class, pipeline_ops
@@ -70,8 +71,10 @@ class TargetPlan:
         return tuple({variant.name: variant for variant in [*used, *self.loose]}.values())
 
 
-def plan(spec: LayerSpec, target: Target, device: DeviceFacts | None = None) -> TargetPlan:
-    """Plans one target of a spec.
+def plan(
+    spec: LayerSpec, target: Target, device: DeviceFacts | None = None, *, incumbents: Incumbents | None = None
+) -> TargetPlan:
+    """Plans one target of a spec; ``incumbents`` are kept beside what the time model picks.
 
     Raises:
         SpecError: the target is not in the spec, or the spec's explicit schedules leave nothing legal.
@@ -94,7 +97,10 @@ def plan(spec: LayerSpec, target: Target, device: DeviceFacts | None = None) -> 
     _check_modes(spec, target, candidates, empty)
     ranked = rank(candidates)
     default = default_of(ranked, spec.numerics.value())
-    kept, dropped = prune(ranked, default, spec.tune.pipelines, judge.labels)
+    picked, ranked_out = prune(ranked, default, spec.tune.pipelines, judge.labels)
+    kept = keep_incumbents(incumbents or {}, shapes, (packs[0].pack, packs[1].pack), judge, picked)
+    names = {item.candidate.name for item in kept}
+    dropped = [item for item in ranked_out if item.candidate.name not in names]
     return TargetPlan(
         target=target,
         device=device,
