@@ -1,13 +1,19 @@
-"""Compiles single Blackwell variants without a GPU and runs them in the interpreter, each compiled once a session."""
+"""Compiles single Blackwell variants without a GPU and runs them in the interpreter.
+
+Compiled kernels lie below the workshop's folder by content, so that a workshop opened there again finds them.
+"""
 
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from moegen.build.cutedsl import CuTeDSL
-from moegen.build.toolchain import PTX, CompileJob, Outcome, Status
+from torch import Tensor
+from w4a16.workshop import aligned
+
+from moegen.build.toolchain import OBJECT, PTX, CompileJob, Outcome, Status, Toolchain
+from moegen.build.toolchains import toolchains_for
 from moegen.codegen.catalogs.sm100 import AUTO_GEMM, CATALOGS, Sm100Catalog
-from moegen.codegen.render import render
+from moegen.codegen.render import Rendered, render
 from moegen.codegen.variant import Variant
 from moegen.core.devices import PLANNING_DEVICE
 from moegen.core.enums import Target
@@ -38,17 +44,28 @@ def row_variant(op: OpSpec, target: Target = Target.SM_100A, threads: int = 128)
 
 
 class Workshop:
-    """Compiled variants by name."""
+    """Compiled variants by name.
 
-    def __init__(self, folder: Path, target: Target = Target.SM_100A) -> None:
+    Args:
+        folder: where they lie.
+        target: what they are compiled for.
+        templates: the templates folder; the project's own by default.
+    """
+
+    def __init__(self, folder: Path, target: Target = Target.SM_100A, templates: Path | None = None) -> None:
         self.folder = folder
         self.target = target
+        self.templates = (templates or data_root("templates")).resolve()
         self._directories: dict[str, Path] = {}
 
     @property
     def catalog(self) -> Sm100Catalog:
         """The target's catalog."""
         return CATALOGS[self.target]
+
+    def rendered(self, variant: Variant) -> Rendered:
+        """A variant's source."""
+        return render(variant, self.catalog, self.templates)
 
     def directory(self, variant: Variant) -> Path:
         """Where a variant's object and PTX lie; it is compiled when it is new."""
@@ -59,40 +76,58 @@ class Workshop:
         """A variant's PTX."""
         return (self.directory(variant) / PTX).read_text()
 
-    def prepare(self, variants: Sequence[Variant]) -> None:
-        """Compiles what is missing, one after the other in one worker process."""
-        missing = {item.name: item for item in variants if item.name not in self._directories}
-        jobs: list[CompileJob] = []
-        for name, variant in missing.items():
-            rendered = render(variant, self.catalog)
-            directory = self.folder / rendered.source.digest[:32]
-            directory.mkdir(exist_ok=True)
-            source = directory / "source.py"
+    def prepare(self, variants: Sequence[Variant], parallel: int = 1) -> None:
+        """Compiles what is missing, ``parallel`` at a time, in worker processes that stay for all of them."""
+        jobs: dict[str, list[CompileJob]] = {}
+        for variant in {item.name: item for item in variants if item.name not in self._directories}.values():
+            rendered = self.rendered(variant)
+            suffix = Path(rendered.source.path).suffix
+            directory = self.folder / f"{rendered.source.digest[:24]}-{rendered.source.closure[:16]}"
+            self._directories[variant.name] = directory
+            if (directory / OBJECT).is_file():
+                continue
+            directory.mkdir(parents=True, exist_ok=True)
+            source = directory / f"source{suffix}"
             source.write_text(rendered.text)
-            self._directories[name] = directory
-            include = (data_root("templates").resolve(),)
-            jobs.append(CompileJob(name=directory.name, source=source, symbol=rendered.source.symbol, include=include))
+            made = CompileJob(
+                name=directory.name, source=source, symbol=rendered.source.symbol, include=(self.templates,)
+            )
+            jobs.setdefault(suffix, []).append(made)
+        for suffix, items in jobs.items():
+            self._compile(toolchains_for(self.target)[suffix], items, parallel)
 
+    def _compile(self, compiler: Toolchain, jobs: Sequence[CompileJob], parallel: int) -> None:
         def done(job: CompileJob, outcome: Outcome) -> None:
             assert outcome.status is Status.OK, outcome.log
-            for name, path in outcome.files.items():
+            for name, path in sorted(outcome.files.items(), key=lambda item: item[0] == OBJECT):
                 path.rename(job.source.parent / name)
 
-        if jobs:
-            with tempfile.TemporaryDirectory(dir=self.folder) as work:
-                CuTeDSL(self.target.value).compile(jobs, Path(work), 1, done)
+        with tempfile.TemporaryDirectory(dir=self.folder) as work:
+            compiler.compile(jobs, Path(work), parallel, done)
 
     def kernel(self, variant: Variant, schedules: Sequence[Options] = SCHEDULES) -> Kernel:
         """The entry: every call runs under each schedule, must write the same bytes, and must report nothing.
 
         It takes one trailing argument that it ignores, the CPU kernels' number of threads.
         """
-        runner = InterpreterRunner(self.target, schedules)
-        entry = runner.load(self.directory(variant), variant.op.kind.value)
+        return checked(InterpreterRunner(self.target, schedules), self.directory(variant), variant.op.kind.value)
 
-        def call(*arguments: object) -> None:
-            entry(*arguments[:-1])
-            reports = [report for result in runner.results for report in result.reports]
-            assert not reports, reports[0]
 
-        return call
+def checked(runner: InterpreterRunner, directory: Path, symbol: str) -> Kernel:
+    """The entry of an artifact, whose calls must report nothing; a trailing argument is ignored.
+
+    Tensors lie where a device would put them: torch aligns to 64 bytes on the host, and kernels may rely on more.
+    """
+    entry = runner.load(directory, symbol)
+
+    def call(*arguments: object) -> None:
+        given = arguments[:-1]
+        placed = [aligned(item) if isinstance(item, Tensor) else item for item in given]
+        entry(*placed)
+        reports = [report for result in runner.results for report in result.reports]
+        assert not reports, reports[0]
+        for item, copy in zip(given, placed, strict=True):
+            if isinstance(item, Tensor) and isinstance(copy, Tensor):
+                item.copy_(copy)
+
+    return call
