@@ -5,7 +5,7 @@ matter, the whole layer must give the reference's bytes. Float gates: on realist
 buffers are filled with bytes that mean NaN, all ones, or the largest scale, which must not show.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -57,8 +57,20 @@ class PipelineCheck:
         return not self.reason
 
 
-def verify_pipelines(book: KernelBook) -> Iterator[PipelineCheck]:
-    """Checks every built pipeline of a package on this machine, one at a time.
+def verify_pipelines(
+    book: KernelBook,
+    *,
+    tokens: Sequence[int] = TOKENS,
+    pipelines: Sequence[str] | None = None,
+    batch_done: Callable[[str], None] = lambda _: None,
+) -> Iterator[PipelineCheck]:
+    """Checks built pipelines of a package on this machine, one at a time.
+
+    Args:
+        book: the package's kernels.
+        tokens: batches to run, each under two routings.
+        pipelines: names; by default all that are built.
+        batch_done: called after every batch with its place, for progress.
 
     Raises:
         NotBuilt: none is built.
@@ -67,8 +79,14 @@ def verify_pipelines(book: KernelBook) -> Iterator[PipelineCheck]:
     exact = _Side(rig=make_rig(book, exact_weights(shape, _SEED)), make=partial(exact_inputs, shape, seed=_SEED))
     device = torch.device(book.runner.device_type)
     real = _Side(rig=make_rig(book, make_weights(shape, _SEED, device)), make=partial(make_tokens, shape, seed=_SEED))
-    for pipeline in exact.rig.pipelines.values():
-        yield _check(pipeline, exact, real)
+    for name, pipeline in exact.rig.pipelines.items():
+        if pipelines is None or name in pipelines:
+            yield _check(pipeline, exact, real, tokens, batch_done)
+
+
+def batches_of_pipeline(tokens: Sequence[int]) -> int:
+    """How often ``batch_done`` of :func:`verify_pipelines` is called for one pipeline."""
+    return len(tokens) * len(_ROUTINGS)
 
 
 @dataclass
@@ -112,16 +130,18 @@ def exact_inputs(shape: LayerShape, tokens: int, routing: Routing, seed: int) ->
     return TokenInputs(x=x, topk_ids=ids, topk_weights=draw_weights(tokens, shape.top_k, seed), seed=seed)
 
 
-def _check(pipeline: Pipeline, exact: _Side, real: _Side) -> PipelineCheck:
+def _check(
+    pipeline: Pipeline, exact: _Side, real: _Side, tokens: Sequence[int], batch_done: Callable[[str], None]
+) -> PipelineCheck:
     name, op = pipeline.name, main_op(pipeline)
     tolerance = gate_tolerance(op.w4a4, op.intermediate)
     ordered = pipeline.combine is CombineMode.ORDERED
     worst = GateVerdict(passed=True, reason="", layer_error=0.0, row_error=0.0)
     reasons: list[str] = []
     bit_equal = clean = True
-    for tokens, routing in product(TOKENS, _ROUTINGS):
-        place = f"T={tokens} {routing.label}"
-        inputs = exact.inputs(tokens, routing)
+    for count, routing in product(filter(pipeline.serves, tokens), _ROUTINGS):
+        place = f"T={count} {routing.label}"
+        inputs = exact.inputs(count, routing)
         outputs = [exact.rig.run(name, inputs, poison=byte) for byte in POISONS]
         if ordered and any(not same_bits(outputs[0], other) for other in outputs[1:]):
             clean = False
@@ -130,12 +150,13 @@ def _check(pipeline: Pipeline, exact: _Side, real: _Side) -> PipelineCheck:
         if ordered and difference:
             bit_equal = False
             reasons.append(f"{place}: exact data, {difference}")
-        drawn = real.inputs(tokens, routing)
+        drawn = real.inputs(count, routing)
         output = real.rig.run(name, drawn, poison=POISONS[0])
         verdict = judge(output, real.reference(pipeline, drawn, routing), tolerance, seed=_SEED)
         if not verdict.passed:
             reasons.append(f"{place}: {verdict.reason}")
         worst = max(worst, verdict, key=lambda found: (not found.passed, found.layer_error))
+        batch_done(f"{name} {place}")
     return PipelineCheck(
         pipeline=name,
         exact=bit_equal if ordered else None,

@@ -63,9 +63,19 @@ def test_a_second_build_finds_everything(chain: Chain) -> None:
 
 
 def test_verify_passes_every_pipeline(chain: Chain) -> None:
-    rows = chain.json("verify", chain.package)
+    said = chain.json("verify", chain.package)
+    rows = said["pipelines"]
     assert len(rows) == 2
+    assert {(row["by"], row["result"]) for row in said["proven"]} == {("this machine", "2 of 2 pipelines")}
     assert {(row["exact sums"], row["stale memory"], row["verdict"]) for row in rows} == {("equal", "equal", "pass")}
+
+
+def test_verify_takes_names_and_batches_and_refuses_others(chain: Chain) -> None:
+    name = chain.json("verify", chain.package)["pipelines"][0]["pipeline"]
+    rows = chain.json("verify", chain.package, "--pipeline", name, "--tokens", 2)["pipelines"]
+    assert [row["pipeline"] for row in rows] == [name]
+    assert f"use one of: {name}" in failure("verify", chain.package, "--pipeline", "nope")
+    assert "at least one token" in failure("verify", chain.package, "--tokens", 0)
 
 
 def test_tuning_again_has_nothing_to_do(chain: Chain) -> None:

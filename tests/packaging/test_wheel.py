@@ -47,6 +47,6 @@ def test_the_wheel_runs_the_quickstart(venv: Path, tmp_path: Path, private_home:
     run("moegen", "validate", "quickstart.yaml")
     run("moegen", "generate", "quickstart.yaml", "--target", "cpu")
     run("moegen", "build", "generated/quickstart", "--target", "cpu")
-    proof = json.loads(run("moegen", "verify", "generated/quickstart", "--json"))
+    proof = json.loads(run("moegen", "verify", "generated/quickstart", "--json"))["pipelines"]
     assert len(proof) == 2, proof
     assert all(row["verdict"] == "pass" for row in proof), proof
