@@ -4,7 +4,7 @@ from hopper.cases import GEOMETRIES, HopperCase
 from kernels import axes
 from kernels.pairwise import Row, covering
 
-from moegen.codegen.catalogs.sm90 import CATALOG, LADDER
+from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS, LADDER
 from moegen.codegen.variant import Variant
 from moegen.core.devices import H200
 from moegen.core.enums import ActivationMath, OpKind
@@ -17,6 +17,7 @@ OWN = {
     "warpgroups": (1, 2, 3, 4, 5),
     "tiles": (1, 2),
     "blocks": (1, 2, 4),
+    "family": ("ladder", "claims"),
 }
 GEMM1 = {**axes.GEMM1, **OWN}
 GEMM2 = {"format": ("w4a4", "gathered"), **axes.GEMM2, **OWN}
@@ -30,9 +31,9 @@ def case_of(row: Row, activation_math: ActivationMath = ActivationMath.EXACT) ->
 def variant_of(row: Row) -> Variant:
     """The variant that a row stands for."""
     op = case_of(row).ops()[OpKind.GEMM1 if "mode" in row else OpKind.GEMM2]
-    return Variant(
-        op=op, schedule=LADDER.make(**{name: row[name] for name in ("ladder", "warpgroups", "tiles", "blocks")})
-    )
+    family = CLAIMS if row["family"] == "claims" else LADDER
+    fields = {name: row[name] for name in ("ladder", "warpgroups", "tiles", "blocks")}
+    return Variant(op=op, schedule=family.make(**fields))
 
 
 def allowed(row: Row) -> bool:

@@ -64,7 +64,7 @@ ROUTE = ScheduleFamily(
 STREAM = ScheduleFamily(
     target=Target.SM_90A,
     name="stream",
-    kinds=tuple(kind for kind in OpKind if kind not in (*GEMMS, OpKind.ROUTE)),
+    kinds=tuple(kind for kind in OpKind if kind not in (*GEMMS, OpKind.ROUTE, OpKind.BLOCK)),
 )
 AUTO: Mapping[str, tuple[Value, ...]] = {
     "ladder": (
@@ -278,7 +278,8 @@ def counts_fit(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
         return illegal("threads", "whole warps, at most 1024 threads", threads=threads)
     if schedule.number("blocks") not in (1, 2, 4, 8):
         return illegal("blocks", "a portable cluster has 1, 2, 4 or 8 blocks", blocks=schedule.number("blocks"))
-    needed = 4 * (threads // 32 * op.experts + 2 * op.experts + 35)
+    parts = max(1, min(threads // op.experts, threads // 32))
+    needed = 4 * ((threads // 32 + parts + 3) * op.experts + 35)
     if needed > device.smem_bytes:
         return illegal("shared_memory", "counts do not fit", bytes=needed, limit=device.smem_bytes)
     return LEGAL
@@ -371,6 +372,10 @@ class Sm90Catalog:
         if schedule.family is CLAIMS:
             return Scratch(fixed=8 * len(widths(schedule)))
         return Scratch(fixed=8) if op.act_scale is ActScale.DYNAMIC_TENSOR and op.kind not in GEMMS else Scratch()
+
+    def most_tokens(self, op: OpSpec, schedule: Schedule) -> int | None:
+        """Any number."""
+        return None
 
     def options(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
         """Nothing beyond the toolchain's own list."""

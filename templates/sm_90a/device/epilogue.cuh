@@ -112,7 +112,7 @@ struct TokenFactor {
       real[b] = token + b < item.rows;
       value[b] = 1.0f;
       if constexpr (A::kWeighted) {
-        if (real[b]) value[b] = p.topk_weights[p.row_slot[item.row + token + b]];
+        if (real[b]) value[b] = p.topk_weights[__ldcg(p.row_slot + item.row + token + b)];
       }
     }
   }

@@ -26,7 +26,8 @@ struct GatheredTokens {
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         const int row = lane * kGroupRows + 2 * warp + i;
-        token[i] = unsigned(__ldg(p.row_slot + item.row + (row < item.rows ? row : 0))) / unsigned(kTopK);
+        // From L2: routing ends while this kernel runs, and L1 may hold what was there before.
+        token[i] = unsigned(__ldcg(p.row_slot + item.row + (row < item.rows ? row : 0))) / unsigned(kTopK);
       }
     }
   };

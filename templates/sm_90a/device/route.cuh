@@ -3,12 +3,14 @@
 //
 // Every warp of the cluster takes a contiguous share of the slots and counts experts in its own row of shared memory.
 // Sums over a block's warps, then over the blocks (through distributed shared memory), give each warp its first row of
-// each expert; a second pass over the same slots writes the maps.
+// each expert; a second pass over the same slots writes the maps. All threads share the sums over warps: a chain of 32
+// loads and stores by one thread an expert would be the longest part.
 #pragma once
 
 #include <cstdint>
 
 #include "ptx.cuh"
+#include "route_plan.h"
 #include "work.cuh"
 
 namespace moegen {
@@ -50,15 +52,58 @@ __device__ __forceinline__ void each_batch(const Id* __restrict__ ids, int64_t f
   }
 }
 
+// Turns each warp's count of an expert into the rows of that expert in earlier warps of the block; `block_rows` gets the
+// block's sums. `parts` has room for route_parts counts an expert.
+template <int kExperts, int kThreads>
+__device__ __forceinline__ void scan_warps(int32_t* counts, int32_t* parts, int32_t* block_rows) {
+  constexpr int kWarps = kThreads / 32, kParts = route_parts(kExperts, kThreads), kEach = (kWarps + kParts - 1) / kParts;
+  for (int i = threadIdx.x; i < kExperts * kParts; i += kThreads) {
+    int sum = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; j++) {
+      const int warp = i / kExperts * kEach + j;
+      sum += warp < kWarps ? counts[warp * kExperts + i % kExperts] : 0;
+    }
+    parts[i] = sum;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kExperts * kParts; i += kThreads) {
+    const int part = i / kExperts, expert = i % kExperts;
+    int before = 0, all = 0;
+#pragma unroll
+    for (int p = 0; p < kParts; p++) {
+      const int sum = parts[p * kExperts + expert];
+      before += p < part ? sum : 0;
+      all += sum;
+    }
+    if (part == 0) block_rows[expert] = all;
+    int each[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; j++) {
+      const int warp = part * kEach + j;
+      each[j] = warp < kWarps ? counts[warp * kExperts + expert] : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; j++) {
+      const int warp = part * kEach + j;
+      if (warp < kWarps) counts[warp * kExperts + expert] = before;
+      before += each[j];
+    }
+  }
+}
+
 // kThreads threads a block, kBlocks blocks in one cluster; shared memory (int32): [kThreads / 32][kExperts] counts,
-// then kExperts rows of this block, kExperts + 1 offsets, 34 sums.
+// [route_parts][kExperts] parts of sums, then kExperts rows of this block, kExperts first rows, kExperts + 1 offsets, 34
+// sums.
 template <int kExperts, int kRowTile, int kThreads, int kBlocks, class Id>
 __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t slots, int64_t rows_capacity,
                       const RouteOutputs& out) {
   constexpr int kWarps = kThreads / 32;
   extern __shared__ int32_t counts[];
-  int32_t* block_rows = counts + kWarps * kExperts;
-  int32_t* offsets = block_rows + kExperts;
+  int32_t* parts = counts + kWarps * kExperts;
+  int32_t* block_rows = parts + route_parts(kExperts, kThreads) * kExperts;
+  int32_t* first_rows = block_rows + kExperts;
+  int32_t* offsets = first_rows + kExperts;
   int32_t* sums = offsets + kExperts + 1;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, block = blockIdx.x;
   const int64_t share = (slots + 32 * kWarps * kBlocks - 1) / (32 * kWarps * kBlocks) * 32;
@@ -75,17 +120,7 @@ __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t 
     __syncwarp();
   });
   __syncthreads();
-  const int64_t earlier = min(slots, int64_t(block) * kWarps * share);
-  const int used_warps = share > 0 ? int(min(int64_t(kWarps), (slots - earlier + share - 1) / share)) : 0;
-  for (int e = thread; e < kExperts; e += kThreads) {  // counts become a warp's first row within this block's rows
-    int rows = 0;
-    for (int w = 0; w < used_warps; w++) {
-      const int count = counts[w * kExperts + e];
-      counts[w * kExperts + e] = rows;
-      rows += count;
-    }
-    block_rows[e] = rows;
-  }
+  scan_warps<kExperts, kThreads>(counts, parts, block_rows);
   cluster_sync<kBlocks>();
   const uint32_t local = smem_address(block_rows);
   int total = 0;  // padded rows of all experts that earlier rounds of the loop covered
@@ -107,6 +142,7 @@ __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t 
     total += __shfl_sync(~0u, warp_sums, 31);
     if (e < kExperts) {
       offsets[e] = first;
+      first_rows[e] = first + before;
       if (block == 0) {
         out.expert_offsets[e] = first;
         out.expert_rows[e] = rows;
@@ -117,9 +153,6 @@ __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t 
     if (lane == 0) {
       atomicAdd(&sums[32], valid);
       atomicAdd(&sums[33], active);
-    }
-    if (e < kExperts) {
-      for (int w = 0; w < used_warps; w++) counts[w * kExperts + e] += first + before;
     }
     __syncthreads();
   }
@@ -132,12 +165,12 @@ __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t 
   }
   each_batch<kExperts>(ids, first_expert, begin, end, [&](int64_t slot, int expert) {
     const uint32_t same = __match_any_sync(~0u, expert);
-    const int first = expert >= 0 ? mine[expert] : 0;
+    const int earlier = expert >= 0 ? mine[expert] : 0;
     __syncwarp();
-    if (expert >= 0 && lane == __ffs(same) - 1) mine[expert] = first + __popc(same);
+    if (expert >= 0 && lane == __ffs(same) - 1) mine[expert] = earlier + __popc(same);
     __syncwarp();
     if (slot < end) {
-      const int row = expert >= 0 ? first + __popc(same & ((1u << lane) - 1u)) : -1;
+      const int row = expert >= 0 ? first_rows[expert] + earlier + __popc(same & ((1u << lane) - 1u)) : -1;
       out.slot_row[slot] = row;
       if (row >= 0) out.row_slot[row] = int32_t(slot);
     }

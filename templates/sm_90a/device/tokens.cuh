@@ -136,7 +136,7 @@ struct GatheredRows {
 
   template <class C>
   static __device__ __forceinline__ void load(Fragment& f, const GemmArguments& p, int row, int block) {
-    const int slot = p.row_slot[row];
+    const int slot = __ldcg(p.row_slot + row);  // from L2: routing ends while this kernel runs
     f.low = f.high = make_uint4(0, 0, 0, 0);
     if (slot < 0 || block >= C::kK / 16) return;
     const int64_t token = slot / kTopK;
