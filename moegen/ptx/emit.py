@@ -7,7 +7,7 @@ special register or symbol address. So lowered code is uniform: ``R[5] = R[3] + 
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -133,6 +133,22 @@ class Place:
         return (int(w.R[self.slot][lane]) + self.offset) & ((1 << bits) - 1)
 
 
+class Order(NamedTuple):
+    """Memory semantics of an access.
+
+    Attributes:
+        reach: scope of a strong access, 1 (cta) to 4 (sys); 0 for a weak one.
+    """
+
+    reach: int
+    acquire: bool
+    release: bool
+
+
+#: Reach of the scopes that opcodes name.
+REACH = {"cta": 1, "cluster": 2, "gpu": 3, "gl": 3, "sys": 4}
+
+
 def _compatible(reg: PtxType, want: PtxType) -> bool:
     if reg.bits != want.bits or (reg.kind == "p") != (want.kind == "p"):
         return False
@@ -166,6 +182,14 @@ class Emit:
     def type(self, index: int = -1) -> PtxType:
         """The modifier at an index, as a type."""
         return TYPES[self.mods[index]]
+
+    def order(self, default: int = 0) -> Order:
+        """Memory semantics from the modifiers; ``default`` is the reach without any."""
+        reach = next((REACH[mod] for mod in self.mods[1:] if mod in REACH), default)
+        if "volatile" in self.mods or "mmio" in self.mods:
+            reach = REACH["sys"]
+        acquire = bool({"acquire", "acq_rel"} & set(self.mods))
+        return Order(reach, acquire, bool({"release", "acq_rel"} & set(self.mods)))
 
     # -- operands -----------------------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moegen.ptx.dtypes import ALL, LANES, TYPES, Mask, PtxType
-from moegen.ptx.emit import Emit, Lowered
+from moegen.ptx.emit import REACH, Emit, Lowered, Order
 from moegen.ptx.formats import bf16_to_f32, f32_to_bf16
 from moegen.ptx.isa_memory import raise_fault, space_of
 from moegen.ptx.lanes_float import fmax_, fmin_, nan2, nan4, nan8
-from moegen.ptx.memory import MemoryFault, check_aligned, window
+from moegen.ptx.memory import SHARED_WINDOW, MemoryFault, check_aligned, window
 from moegen.ptx.registry import instruction
 
 if TYPE_CHECKING:
@@ -84,8 +84,20 @@ def target_bytes(w: "Warp", space: str, address: int, width: int, lane: int) -> 
         raise
 
 
+def _note_global(w: "Warp", space: str, addresses: Any, width: int, mask: Mask, order: Order) -> None:
+    """Tells the race detector of atomics on global memory."""
+    races = w.cta.machine.races
+    if races is None or space.startswith("shared"):
+        return
+    mask = mask & (addresses < np.uint64(SHARED_WINDOW))
+    if mask.any():
+        races.memory.before(w, addresses[mask], order)
+        races.memory.lanes(w, addresses, width, mask, order.reach, write=True)
+        races.memory.after(w, addresses[mask], order, adds=True)
+
+
 def read_modify_write(
-    w: "Warp", space: str, addresses: Any, mask: Mask, kind: PtxType, operands: list[Any], op: Combine
+    w: "Warp", space: str, addresses: Any, mask: Mask, kind: PtxType, operands: list[Any], op: Combine, order: Order
 ) -> list[Any]:
     """Applies ``op`` lane by lane; returns the old values, one lane array per operand (vector element)."""
     width = kind.nbytes * len(operands)
@@ -99,6 +111,7 @@ def read_modify_write(
                 cell[k : k + 1] = op(cell[k : k + 1], values[lane : lane + 1])
     except MemoryFault as fault:
         raise_fault(w, fault)
+    _note_global(w, space, addresses, width, mask, order)
     machine = w.cta.machine
     machine.events += 1
     machine.count_bytes(f"{space.split('::')[0]} atomic", width * int(np.count_nonzero(mask)))
@@ -142,31 +155,33 @@ def _atom(e: Emit) -> Lowered:
     register = TYPES["b32"] if packed else kind
     dst, place, b = e.dst(register), e.place(), e.src(register)
     c = e.src(register) if name == "cas" else None
-    op = None if name == "cas" else combine(name, kind)
+    op, order = None if name == "cas" else combine(name, kind), e.order(REACH["gpu"])
 
     def run(w: "Warp", m: Mask) -> None:
         addresses = place.lanes(w).astype(np.uint64)
         R = w.R
         if c is not None:
-            w.set(dst, _compare_and_swap(w, space, addresses, m, kind, R[b], R[c]), m)
+            w.set(dst, _compare_and_swap(w, space, addresses, m, kind, R[b], R[c], order), m)
         elif packed:
             halves = R[b].view(np.uint16).reshape(LANES, 2)
-            old = read_modify_write(w, space, addresses, m, kind, [halves[:, 0], halves[:, 1]], op)  # type: ignore[arg-type]
+            old = read_modify_write(w, space, addresses, m, kind, [halves[:, 0], halves[:, 1]], op, order)  # type: ignore[arg-type]
             w.set(dst, np.stack(old, axis=1).view(np.uint32).reshape(LANES), m)
         else:
-            w.set(dst, read_modify_write(w, space, addresses, m, kind, [R[b]], op)[0], m)  # type: ignore[arg-type]
+            w.set(dst, read_modify_write(w, space, addresses, m, kind, [R[b]], op, order)[0], m)  # type: ignore[arg-type]
 
     return e.effect(run)
 
 
-def _compare_and_swap(w: "Warp", space: str, addresses: Any, mask: Mask, kind: PtxType, expected: Any, new: Any) -> Any:
+def _compare_and_swap(
+    w: "Warp", space: str, addresses: Any, mask: Mask, kind: PtxType, expected: Any, new: Any, order: Order
+) -> Any:
     lanes = iter(np.flatnonzero(mask).tolist())
 
     def swap(a: Any, b: Any) -> Any:
         lane = next(lanes)
         return b if a[0] == expected[lane] else a
 
-    return read_modify_write(w, space, addresses, mask, kind, [new], swap)[0]
+    return read_modify_write(w, space, addresses, mask, kind, [new], swap, order)[0]
 
 
 @instruction(*_atom_patterns("red", "{,.relaxed,.release}", (*_FORMS, "add.noftz.{f16x2,bf16x2}")))
@@ -174,16 +189,16 @@ def _red(e: Emit) -> Lowered:
     kind, packed = _packed_kind(e)
     name, space = _operation(e), space_of(e)
     place, b = e.place(), e.src(TYPES["b32"] if packed else kind)
-    op = combine(name, kind)
+    op, order = combine(name, kind), e.order(REACH["gpu"])
 
     def run(w: "Warp", m: Mask) -> None:
         addresses = place.lanes(w).astype(np.uint64)
         values = w.R[b]
         if packed:
             halves = values.view(np.uint16).reshape(LANES, 2)
-            read_modify_write(w, space, addresses, m, kind, [halves[:, 0], halves[:, 1]], op)
+            read_modify_write(w, space, addresses, m, kind, [halves[:, 0], halves[:, 1]], op, order)
         else:
-            read_modify_write(w, space, addresses, m, kind, [values], op)
+            read_modify_write(w, space, addresses, m, kind, [values], op, order)
 
     return e.effect(run)
 
@@ -198,13 +213,13 @@ def _red_vector(e: Emit) -> Lowered:
     count = next(int(m[1:]) for m in e.mods if m in {"v2", "v4", "v8"})
     register = TYPES["b32"] if packed else kind
     place, sources = e.place(), e.sources(register, count)
-    op = combine("add", kind)
+    op, order = combine("add", kind), e.order(REACH["gpu"])
 
     def run(w: "Warp", m: Mask) -> None:
         addresses = place.lanes(w).astype(np.uint64)
         operands = [w.R[s] for s in sources]
         if packed:
             operands = [half for value in operands for half in value.view(np.uint16).reshape(LANES, 2).T]
-        read_modify_write(w, "global", addresses, m, kind, operands, op)
+        read_modify_write(w, "global", addresses, m, kind, operands, op, order)
 
     return e.effect(run)

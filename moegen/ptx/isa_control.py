@@ -68,14 +68,14 @@ def _setmaxnreg(e: Emit) -> Lowered:
     "fence.{acquire,release}.sync_restrict::{shared::cta,shared::cluster}.cluster",
 )
 def _fence(e: Emit) -> Lowered:
-    # Memory is sequentially consistent here; fences order nothing further for one thread.
+    # Memory is sequentially consistent here; fences matter to the race detector only.
     scope = e.mods[-1]
     e.done()
 
     def run(w: "Warp", m: Mask) -> None:
         races = w.cta.machine.races
         if races is not None:
-            races.fence(w, scope)
+            races.memory.fence(w, scope)
 
     return Effect(run)
 
@@ -130,6 +130,9 @@ def _dependency_wait(e: Emit) -> Lowered:
     def run(w: "Warp", m: Mask) -> int | None:
         primary = w.cta.grid.primary
         if primary is None or primary.complete:
+            races = w.cta.machine.races
+            if races is not None:
+                races.memory.waited(w)
             return None
         w.wait = lambda: primary.complete
         return BLOCK

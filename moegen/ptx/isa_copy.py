@@ -13,7 +13,7 @@ from moegen.ptx.isa_mbarrier import lanes_by_address
 from moegen.ptx.isa_memory import raise_fault, shared_groups
 from moegen.ptx.kernel import BLOCK
 from moegen.ptx.mbarrier import Mbarrier
-from moegen.ptx.memory import MemoryFault, low_part
+from moegen.ptx.memory import GlobalMemory, MemoryFault, low_part
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
 from moegen.ptx.state import Cta
@@ -71,6 +71,12 @@ def poison(cta: Cta, offset: int, count: int) -> None:
     cta.shared.bytes(offset, count)[:] = POISON
 
 
+def read_global(memory: GlobalMemory, address: int, count: int, ticket: Any) -> None:
+    """Tells the race detector of an asynchronous read of global memory."""
+    block = memory.find(address, count)
+    ticket.global_rows(block, np.array([address - block.origin]), count, write=False)
+
+
 # -- cp.async ----------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +128,8 @@ def _cp_async(e: Emit) -> Lowered:
                     place[:] = 0
                     if length:
                         place[:length] = machine.memory.bytes(source, length)
+                        if ticket is not None:
+                            read_global(machine.memory, source, length, ticket)
             except MemoryFault as fault:
                 site.memory(fault)
             if ticket is not None:
@@ -151,7 +159,7 @@ def wait_groups(e: Emit, kind: str, allowed: int, reads_only: bool) -> Effect:
         races = w.cta.machine.races
         if races is not None:
             serial = max((batch.serial for batch in mine.waited(m, allowed, reads_only)), default=0)
-            races.group_wait(w, kind, serial)
+            races.group_wait(w, kind, serial, reads_only)
         mine.trim()
         return None
 
@@ -278,6 +286,7 @@ def _one_bulk_load(w: "Warp", destination: int, source: int, size: int, barrier:
                 goal = home if mask is None else cta
                 if ticket is not None:
                     ticket.at_barrier(goal, bar_offset)
+                    read_global(machine.memory, source, size, ticket)
                     ticket.write_range(cta, offset, size)
                 deliver(goal, bar_offset, size, site, ticket)
         except MemoryFault as fault:
@@ -392,12 +401,18 @@ def _bulk_store(e: Emit) -> Lowered:
                     ticket.read_range(cta, offset, amount, Check.PROXY_FENCE)
                 return cta.shared.bytes(offset, amount).copy()
 
-            def write(data: Any, target: int = target, amount: int = amount, site: Site = site) -> None:
+            def write(
+                data: Any, target: int = target, amount: int = amount, site: Site = site, ticket: Any = ticket
+            ) -> None:
                 try:
-                    place = machine.memory.bytes(target, amount)
+                    block = machine.memory.find(target, max(amount, 1))
+                    place = block.bytes(target, amount)
                 except MemoryFault as fault:
                     site.memory(fault)
                     return
+                if ticket is not None and amount:
+                    start = np.array([target - block.origin])
+                    ticket.global_rows(block, start, amount, write=True, reduce=op is not None)
                 if op is None or kind is None:
                     place[:] = data
                 else:

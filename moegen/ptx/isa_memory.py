@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moegen.ptx.dtypes import ALL, LANES, Mask, PtxType
-from moegen.ptx.emit import Emit, Lowered, Place, Pure
+from moegen.ptx.emit import Emit, Lowered, Order, Place, Pure
 from moegen.ptx.memory import (
     RANK_SHIFT,
+    SHARED_WINDOW,
     Block,
     MemoryFault,
     check_aligned,
@@ -58,6 +59,23 @@ def first_bad(addresses: Any, width: int, size: int, mask: Mask) -> tuple[int, i
     return lane, int(addresses[lane])
 
 
+def note_global(w: "Warp", space: str, addresses: Any, width: int, mask: Mask, order: Order, write: bool) -> None:
+    """Tells the race detector of a load or store that may touch global memory."""
+    races = w.cta.machine.races
+    if races is None or space not in {"global", "generic"}:
+        return
+    wide = addresses.astype(np.uint64)
+    if space == "generic":
+        mask = mask & (wide < np.uint64(SHARED_WINDOW))
+        if not mask.any():
+            return
+    if not write:
+        races.memory.before(w, wide[mask], order)
+    races.memory.lanes(w, wide, width, mask, order.reach, write)
+    if write:
+        races.memory.after(w, wide[mask], order, adds=False)
+
+
 # -- one space at a time -----------------------------------------------------------------------------------------
 
 
@@ -88,7 +106,7 @@ def load_shared(w: "Warp", addresses: Any, width: int, mask: Mask, space: str) -
             lane, address = first_bad(offsets, width, cta.shared.size, part)
             raise MemoryFault("out-of-bounds", f"shared load of {width} bytes", address, lane) from None
         if races is not None:
-            races.shared_read(w, cta, offsets, width, part)
+            races.shared_access(w, cta, offsets, width, part, write=False)
         out = got if out is None else np.where(part, got, out)
     return out
 
@@ -104,7 +122,7 @@ def store_shared(w: "Warp", addresses: Any, width: int, mask: Mask, values: Any,
             raise MemoryFault("out-of-bounds", f"shared store of {width} bytes", address, lane) from None
         races = w.cta.machine.races
         if races is not None:
-            races.shared_write(w, cta, offsets, width, part)
+            races.shared_access(w, cta, offsets, width, part, write=True)
 
 
 def _local_index(w: "Warp", addresses: Any, width: int, mask: Mask) -> tuple[Block, Any]:
@@ -254,7 +272,7 @@ def _ld(e: Emit) -> Lowered:
     width = kind.nbytes * count
     if width > 32:
         raise e.fail("a vector access of more than 32 bytes")
-    name = f"{space.split('::')[0]} read"
+    name, order = f"{space.split('::')[0]} read", e.order()
     bits = [_width(e, dst, kind) for dst in dests]
 
     def run(w: "Warp", m: Mask) -> None:
@@ -263,6 +281,7 @@ def _ld(e: Emit) -> Lowered:
         except MemoryFault as fault:
             raise_fault(w, fault)
             return
+        note_global(w, space, place.lanes(w), width, m, order, write=False)
         w.cta.machine.count_bytes(name, width * (LANES if m is ALL else int(m.sum())))
         if count == 1:
             w.set(dests[0], widen(got, kind, bits[0]) if bits[0] != kind.bits else got, m)
@@ -293,7 +312,7 @@ def _st(e: Emit) -> Lowered:
     width = kind.nbytes * count
     if width > 32:
         raise e.fail("a vector access of more than 32 bytes")
-    name = f"{space.split('::')[0]} write"
+    name, order = f"{space.split('::')[0]} write", e.order()
     store_type = kind.store
 
     def run(w: "Warp", m: Mask) -> None:
@@ -312,6 +331,7 @@ def _st(e: Emit) -> Lowered:
         except MemoryFault as fault:
             raise_fault(w, fault)
             return
+        note_global(w, space, place.lanes(w), width, m, order, write=True)
         w.cta.machine.count_bytes(name, width * (LANES if m is ALL else int(m.sum())))
 
     return e.effect(run)

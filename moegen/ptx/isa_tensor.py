@@ -74,8 +74,11 @@ def chunk_index(offset: int, count: int, span: int) -> Any:
     return index
 
 
-def gather_box(memory: Any, m: TensorMap, coords: tuple[int, ...]) -> Any:
+def gather_box(memory: Any, m: TensorMap, coords: tuple[int, ...], ticket: Any) -> Any:
     """Box contents in global memory as c16 chunks, zero outside the tensor.
+
+    Args:
+        ticket: the race detector's, or None.
 
     Raises:
         MemoryFault: the box leaves registered memory.
@@ -89,6 +92,8 @@ def gather_box(memory: Any, m: TensorMap, coords: tuple[int, ...]) -> Any:
     whole = length == m.inner_bytes and bool(inside.all())
     used = offsets if whole else offsets[inside]
     block, shift = _block_of(memory, m, used, source, length)
+    if ticket is not None:
+        ticket.global_rows(block, used + shift, length, write=False)
     if whole and (shift & 15) == 0:
         index = ((used + shift) >> 4)[:, None] + np.arange(per_row)
         return block.views[16].take(index.reshape(-1))
@@ -107,8 +112,11 @@ def _block_of(memory: Any, m: TensorMap, offsets: Any, source: int, length: int)
     return block, m.address + source - block.origin
 
 
-def scatter_box(memory: Any, m: TensorMap, coords: tuple[int, ...], image: Any, op: Any, kind: Any) -> int:
+def scatter_box(memory: Any, m: TensorMap, coords: tuple[int, ...], image: Any, op: Any, kind: Any, ticket: Any) -> int:
     """Writes (or reduces) a box to global memory, skipping what lies outside the tensor; returns bytes written.
+
+    Args:
+        ticket: the race detector's, or None.
 
     Raises:
         MemoryFault: the box leaves registered memory.
@@ -122,6 +130,8 @@ def scatter_box(memory: Any, m: TensorMap, coords: tuple[int, ...], image: Any, 
         length = min(length + -(source + length) % 16, m.inner_bytes - target)
     used = offsets[inside]
     block, shift = _block_of(memory, m, used, source, length)
+    if ticket is not None:
+        ticket.global_rows(block, used + shift, length, write=True, reduce=op is not None)
     rows = image.view(np.uint8).reshape(inside.size, m.inner_bytes)[inside, target : target + length]
     width = 1 if kind is None else kind.nbytes
     unit = 16 if kind is None and length % 16 == 0 and shift % 16 == 0 else width
@@ -207,8 +217,10 @@ def _issue_load(
     ticket = machine.races.issue(w, "tma") if machine.races is not None else None
 
     def copy() -> None:
+        if ticket is not None:
+            ticket.at_barrier(goals[0], bar_offset)
         try:
-            image = gather_box(machine.memory, m, coords)
+            image = gather_box(machine.memory, m, coords, ticket)
         except MemoryFault as fault:
             site.memory(fault)
             return
@@ -301,7 +313,7 @@ def _issue_store(w: "Warp", m: TensorMap, coords: tuple[int, ...], source: int, 
 
     def write(image: Any) -> None:
         try:
-            scatter_box(machine.memory, m, coords, image, op, kind)
+            scatter_box(machine.memory, m, coords, image, op, kind, ticket)
         except MemoryFault as fault:
             site.memory(fault)
         except TensorMapError as error:

@@ -199,4 +199,13 @@ def _redux(e: Emit) -> Lowered:
 @instruction("bar.warp.sync")
 def _warp_sync(e: Emit) -> Lowered:
     members = e.src("b32")
-    return e.effect(lambda w, m: gathered(w, m, w.R[members]))
+
+    def run(w: "Warp", m: Mask) -> int | None:
+        if gathered(w, m, w.R[members]) is not None:
+            return BLOCK
+        races = w.cta.machine.races
+        if races is not None:
+            races.lanes_synchronise(w)
+        return None
+
+    return e.effect(run)

@@ -177,13 +177,15 @@ class Kernel:
         self.lengths[start] = stop - start
         return self._compile("\n ".join(["def step(w):", *body, f"return {stop}"]), start)
 
-    @property
-    def granule(self) -> int:
-        """Bytes that the race detector tells apart: 4, or the narrowest access that may touch shared memory."""
+    def granule(self, space: str) -> int:
+        """Bytes that the race detector tells apart in ``shared`` or ``global`` memory: 4, or the narrowest access that
+        may touch it.
+        """
+        others = {"shared", "global", "param", "local", "const"} - {space}
         widths = [4]
         for item in self.items:
             head, *mods = item.opcode.split(".")
-            if head in {"ld", "st", "atom", "red"} and not {"global", "param", "local", "const"} & set(mods):
+            if head in {"ld", "st", "atom", "red"} and others.isdisjoint(mod.split("::")[0] for mod in mods):
                 kind = TYPES.get(mods[-1])
                 widths.append(4 if kind is None else kind.nbytes)
         return min(widths)

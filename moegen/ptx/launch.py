@@ -241,7 +241,8 @@ def run_launches(items: Sequence[tuple[Module, Launch]], options: Options, memor
         options = replace(options, resident_clusters=0)
     machine = Machine(options, memory)
     if options.races:
-        machine.races = RaceDetector(machine)
+        granule = min((module.kernel(item.entry).granule("global") for module, item in items), default=4)
+        machine.races = RaceDetector(machine, granule)
     grids = []
     for number, (module, item) in enumerate(items):
         kernel = module.kernel(item.entry)

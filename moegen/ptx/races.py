@@ -1,18 +1,31 @@
-"""Happens-before race detector for shared and tensor memory, with the proxy-fence rule.
+"""Happens-before race detector for shared, tensor and global memory, with the proxy-fence rule.
 
-Logical threads are the warps and, beside them, the asynchronous units: one per mbarrier for copies that complete on it
-(clock = phase + 1), one per tensor pipe, and per warp one each for bulk groups, cp.async, tensor-memory loads and
-stores, and barrier initialisations. Every logical thread knows, as a vector of clocks, what happened before its next
-action. An access races when an earlier one to the same granule, one of both a write, is not in that vector.
+Every logical thread knows, as a vector of clocks, what happened before its next action (``clocks``). An access races
+when an earlier one to the same granule, one of both a write, is not in that vector.
 """
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moegen.ptx.dtypes import ALL, Mask
+from moegen.ptx.clocks import (
+    BULK,
+    CP_ASYNC,
+    INIT,
+    PIPE,
+    STORE,
+    TMEM_LOAD,
+    TMEM_STORE,
+    WARP,
+    WGMMA,
+    ClusterClocks,
+    PhaseClock,
+)
+from moegen.ptx.dtypes import ALL, LANE_IDS, Mask
+from moegen.ptx.global_races import GlobalRaces
 from moegen.ptx.report import Check
-from moegen.ptx.shadow import Finding, Shadow
+from moegen.ptx.shadow import Finding
+from moegen.ptx.ticket import Ticket
 from moegen.ptx.tmem import TMEM_COLUMNS
 
 if TYPE_CHECKING:
@@ -20,218 +33,25 @@ if TYPE_CHECKING:
     from moegen.ptx.state import Cluster, Cta, Machine, NamedBarrier
     from moegen.ptx.warp import Warp
 
-#: Kinds of logical threads.
-WARP, COPY, PIPE, TMEM_LOAD, TMEM_STORE, CP_ASYNC, BULK, INIT, WGMMA = range(1, 10)
-#: Kinds whose writes go through the generic proxy: asynchronous readers need a proxy fence after them.
-_GENERIC = (WARP, CP_ASYNC)
-#: Kinds whose progress a tensor-core commit passes on: what the issuer had waited for of other asynchronous units.
-_FORWARDED = (COPY, PIPE, CP_ASYNC, WGMMA, BULK, TMEM_LOAD, TMEM_STORE)
-
-
-class PhaseClock:
-    """What arrivals at a barrier knew, by phase: a waiter learns it only of completed phases."""
-
-    __slots__ = ("current", "past", "phase")
-
-    def __init__(self, size: int) -> None:
-        self.past = np.zeros(size, np.int32)
-        self.current = np.zeros(size, np.int32)
-        self.phase = 0
-
-    def roll(self, phase: int) -> None:
-        """Moves on when the barrier has completed a phase."""
-        if phase != self.phase:
-            np.maximum(self.past, self.current, out=self.past)
-            self.current[:] = 0
-            self.phase = phase
-
-
-class ClusterClocks:
-    """Logical threads of one cluster."""
-
-    def __init__(self, cluster: "Cluster", granule: int) -> None:
-        warps = sum(len(cta.warps) for cta in cluster.ctas)
-        self.size = 64 + 8 * warps + 160 * cluster.size
-        self.kinds = np.zeros(self.size, np.int8)
-        self.generic = np.zeros(self.size, np.bool_)
-        self.forwarded = np.zeros(self.size, np.bool_)
-        self.names = [""] * self.size
-        self.count = 1
-        self.ids: dict[tuple[int, Any], int] = {}
-        self.serials = np.zeros(self.size, np.int32)
-        self.warps: dict[Warp, Any] = {}
-        self.fenced = np.zeros(self.size, np.int32)
-        self.init_fenced = np.zeros(self.size, np.int32)
-        self.load_epochs: dict[int, list[int]] = {}
-        self.cluster_clock = PhaseClock(self.size)
-        self.atomics: dict[tuple[int, int], Any] = {}
-        self.inits: dict[tuple[int, int], tuple[int, int]] = {}
-        self.granule = granule
-        self.shift = granule.bit_length() - 1
-        self.shared = [Shadow(cta.shared.size // granule + 1) for cta in cluster.ctas]
-        self.tensor = [Shadow(4 * TMEM_COLUMNS) for _ in cluster.ctas]
-        for cta in cluster.ctas:
-            for w in cta.warps:
-                clock = np.zeros(self.size, np.int32)
-                clock[self.thread(WARP, w)] = 1
-                self.warps[w] = clock
-
-    def thread(self, kind: int, key: Any) -> int:
-        """Number of a logical thread, made on first use."""
-        number = self.ids.get((kind, key))
-        if number is None:
-            number = self.count
-            if number >= self.size:
-                raise AssertionError("more logical threads than planned")
-            self.count += 1
-            self.ids[kind, key] = number
-            self.kinds[number] = kind
-            self.generic[number] = kind in _GENERIC
-            self.forwarded[number] = kind in _FORWARDED
-            self.names[number] = self._name(kind, key)
-        return number
-
-    @staticmethod
-    def _name(kind: int, key: Any) -> str:
-        what = {
-            WARP: "warp",
-            PIPE: "tensor core",
-            TMEM_LOAD: "tcgen05.ld of warp",
-            TMEM_STORE: "tcgen05.st of warp",
-            CP_ASYNC: "cp.async of warp",
-            BULK: "bulk store of warp",
-            INIT: "mbarrier.init of warp",
-            WGMMA: "wgmma of warpgroup",
-        }.get(kind)
-        if kind == COPY:
-            return f"copy into mbarrier {key[1]:#x} of CTA {key[0]}"
-        if kind == PIPE:
-            return f"tensor core of CTA {key[2]} of the cluster"
-        if kind == WGMMA:
-            return f"{what} {key[1]} of CTA {key[0]}"
-        return f"{what} {key.index} of CTA {key.cta.index}"
-
-
-class Ticket:
-    """An asynchronous operation between issue and completion.
-
-    Attributes:
-        clock: what happened before it.
-        clock_value: its number among the operations of its logical thread.
-    """
-
-    __slots__ = ("agent", "clock", "clock_value", "detector", "pc", "thread", "w")
-
-    def __init__(self, detector: "RaceDetector", w: "Warp", agent: str, thread: int, value: int, clock: Any) -> None:
-        self.detector = detector
-        self.w = w
-        self.pc = w.pc
-        self.agent = agent
-        self.thread = thread
-        self.clock_value = value
-        self.clock = clock
-
-    def at_barrier(self, cta: "Cta", offset: int) -> None:
-        """The operation completes on a barrier: its writes belong to that barrier's phase."""
-        clocks = self.detector.of(cta)
-        self.thread = clocks.thread(COPY, (cta.index, offset))
-        barrier: Mbarrier | None = cta.mbarriers.get(offset)
-        self.clock_value = barrier.phase + 1 if barrier is not None else 1
-
-    def read_range(self, cta: "Cta", offset: int, count: int, check: Check) -> None:
-        """Reads bytes of shared memory; ``check`` is reported for generic writes without a proxy fence."""
-        shift = self.detector.of(cta).shift
-        self._read(cta, slice(offset >> shift, (offset + count - 1 >> shift) + 1), check, offset)
-
-    def read_chunks(self, cta: "Cta", addresses: Any, check: Check) -> None:
-        """Reads 16-byte chunks of shared memory."""
-        clocks = self.detector.of(cta)
-        per = 16 // clocks.granule
-        at = ((addresses.reshape(-1) >> clocks.shift)[:, None] + np.arange(per)).reshape(-1)
-        self._read(cta, at, check, int(addresses.min()))
-
-    def _read(self, cta: "Cta", at: Any, check: Check, address: int) -> None:
-        detector, clocks = self.detector, self.detector.of(cta)
-        shadow = clocks.shared[cta.rank]
-        writer = shadow.writer[at]
-        generic = clocks.generic[writer]
-        if generic.any():
-            unfenced = generic & (clocks.fenced[writer] < shadow.write_clock[at])
-            if unfenced.any():
-                who, pc = int(writer[unfenced][0]), int(shadow.write_pc[at][unfenced][0])
-                message = (
-                    f"shared memory written by {clocks.names[who]}{detector.place(self.w, pc)} is read asynchronously "
-                    "without fence.proxy.async in between"
-                )
-                detector.report(check, message, self.w, self.pc, address)
-        for finding in shadow.read(at, self.thread, self.clock_value, self.clock, self.pc):
-            detector.explain(finding, self.w, self.pc, clocks, "shared memory", "read", address, self.clock)
-
-    def write_range(self, cta: "Cta", offset: int, count: int) -> None:
-        """Writes bytes of shared memory."""
-        shift = self.detector.of(cta).shift
-        self._write(cta, slice(offset >> shift, (offset + count - 1 >> shift) + 1), offset)
-
-    def write_lanes(self, cta: "Cta", offsets: Any, size: int) -> None:
-        """Writes ``size`` bytes at each of several offsets."""
-        clocks = self.detector.of(cta)
-        per = max(size // clocks.granule, 1)
-        at = ((offsets >> clocks.shift)[:, None] + np.arange(per)).reshape(-1)
-        self._write(cta, at, int(offsets[0]))
-
-    def _write(self, cta: "Cta", at: Any, address: int) -> None:
-        clocks = self.detector.of(cta)
-        for finding in clocks.shared[cta.rank].write(at, self.thread, self.clock_value, self.clock, self.pc):
-            self.detector.explain(finding, self.w, self.pc, clocks, "shared memory", "written", address, self.clock)
-
-    def tmem_read(self, cta: "Cta", rows: int, column: int, count: int) -> None:
-        """Reads tensor memory lanes 0 to ``rows`` - 1."""
-        clocks = self.detector.of(cta)
-        for finding in clocks.tensor[cta.rank].read(
-            _tensor_index(rows, column, count), self.thread, self.clock_value, self.clock, self.pc
-        ):
-            self.detector.explain(finding, self.w, self.pc, clocks, "tensor memory", "read", column, self.clock)
-
-    def tmem_write(self, cta: "Cta", rows: int, column: int, count: int) -> None:
-        """Writes tensor memory lanes 0 to ``rows`` - 1."""
-        clocks = self.detector.of(cta)
-        for finding in clocks.tensor[cta.rank].write(
-            _tensor_index(rows, column, count), self.thread, self.clock_value, self.clock, self.pc
-        ):
-            self.detector.explain(finding, self.w, self.pc, clocks, "tensor memory", "written", column, self.clock)
-
-    def arrive(self, cta: "Cta", offset: int, barrier: "Mbarrier") -> None:
-        """Arrives at (or delivers to) a barrier: a waiter of this phase learns of the operation."""
-        detector, clocks = self.detector, self.detector.of(cta)
-        detector.check_init(self.w, cta, offset, self.clock, self.pc, asynchronous=self.agent in {"tma", "tensor"})
-        phases = detector.phases(clocks, barrier)
-        if self.agent == "tensor":
-            forwarded = np.where(clocks.forwarded, self.clock, 0)
-            # Fenced barrier initialisations count as released to the cluster: whoever follows the commit follows them.
-            init = np.where(clocks.kinds == INIT, np.minimum(self.clock, clocks.init_fenced), 0)
-            np.maximum(forwarded, init, out=forwarded)
-            np.maximum(phases.current, forwarded, out=phases.current)
-        phases.current[self.thread] = max(int(phases.current[self.thread]), self.clock_value)
-
-
-def _tensor_index(rows: int, column: int, count: int) -> Any:
-    groups = (rows + 31) // 32
-    if groups == 1:
-        return slice(column, column + count)
-    return (np.arange(groups)[:, None] * TMEM_COLUMNS + np.arange(column, column + count)).reshape(-1)
-
 
 class RaceDetector:
-    """Hooks that instructions call; one per run."""
+    """Hooks that instructions call; one per run.
 
-    def __init__(self, machine: "Machine") -> None:
+    Attributes:
+        memory: global memory's part.
+    """
+
+    def __init__(self, machine: "Machine", granule: int) -> None:
         self.machine = machine
+        self.memory = GlobalRaces(self, granule)
         self.clocks: dict[Cluster, ClusterClocks] = {}
+        self.lane_phases: dict[Warp, int] = {}
 
     def start(self, cluster: "Cluster") -> None:
         """A cluster begins."""
         if cluster not in self.clocks:
-            self.clocks[cluster] = ClusterClocks(cluster, cluster.grid.kernel.granule)
+            self.clocks[cluster] = ClusterClocks(cluster, cluster.grid.kernel.granule("shared"))
+            self.memory.start(cluster)
 
     def stop(self, cluster: "Cluster") -> None:
         """A cluster has ended."""
@@ -290,34 +110,46 @@ class RaceDetector:
 
     # -- accesses of warps --------------------------------------------------------------------------------------
 
-    def _granules(self, clocks: ClusterClocks, offsets: Any, width: int, mask: Mask) -> Any:
+    def shared_access(self, w: "Warp", cta: "Cta", offsets: Any, width: int, mask: Mask, write: bool) -> None:
+        """A warp reads or writes shared memory."""
+        clocks = self.of(cta)
         at = (offsets if mask is ALL else offsets[mask]).astype(np.int64) >> clocks.shift
-        if width > clocks.granule:
-            at = (at[:, None] + np.arange(width // clocks.granule)).reshape(-1)
-        return at
-
-    def shared_read(self, w: "Warp", cta: "Cta", offsets: Any, width: int, mask: Mask) -> None:
-        """A warp reads shared memory."""
-        clocks = self.of(cta)
-        at = self._granules(clocks, offsets, width, mask)
+        lanes = LANE_IDS if mask is ALL else LANE_IDS[mask]
+        per = width // clocks.granule
+        if per > 1:
+            at = (at[:, None] + np.arange(per)).reshape(-1)
+            lanes = np.repeat(lanes, per)
         me, clock = clocks.thread(WARP, w), clocks.warps[w]
-        for finding in clocks.shared[cta.rank].read(at, me, int(clock[me]), clock, w.pc):
+        shadow = clocks.shared[cta.rank]
+        found = (shadow.write if write else shadow.read)(at, me, int(clock[me]), clock, w.pc)
+        for finding in found:
             address = int(at[finding.mask][0]) * clocks.granule
-            self.explain(finding, w, w.pc, clocks, "shared memory", "read", address, clock)
+            self.explain(finding, w, w.pc, clocks, "shared memory", "written" if write else "read", address, clock)
+        clash = clocks.lanes[cta.rank].access(at, lanes, self.phase(w), write)
+        if clash is not None:
+            self.report_lanes(w, int(lanes[clash]), int(at[clash]) * clocks.granule, "shared memory")
 
-    def shared_write(self, w: "Warp", cta: "Cta", offsets: Any, width: int, mask: Mask) -> None:
-        """A warp writes shared memory."""
-        clocks = self.of(cta)
-        at = self._granules(clocks, offsets, width, mask)
-        me, clock = clocks.thread(WARP, w), clocks.warps[w]
-        for finding in clocks.shared[cta.rank].write(at, me, int(clock[me]), clock, w.pc):
-            address = int(at[finding.mask][0]) * clocks.granule
-            self.explain(finding, w, w.pc, clocks, "shared memory", "written", address, clock)
+    def phase(self, w: "Warp") -> int:
+        """Number of a warp and of its synchronisations so far."""
+        number = self.lane_phases.get(w)
+        if number is None:
+            number = self.lane_phases[w] = len(self.lane_phases) << 32
+        return number
+
+    def lanes_synchronise(self, w: "Warp") -> None:
+        """The lanes of a warp have synchronised."""
+        self.lane_phases[w] = self.phase(w) + 1
+
+    def report_lanes(self, w: "Warp", lane: int, address: int, memory: str) -> None:
+        """Reports an access that another lane's precedes without a synchronisation of the warp."""
+        message = f"{memory} that another lane accessed is accessed, and one of both writes, without bar.warp.sync"
+        self.machine.fault(w, Check.RACE_LANES, message, lane, address)
 
     def shared_atomic(self, w: "Warp", cta: "Cta", offset: int, width: int) -> None:
         """A warp's atomic: orders itself with other atomics on the address, and races with plain accesses only."""
         clocks = self.of(cta)
         me, clock = clocks.thread(WARP, w), clocks.warps[w]
+        self.lanes_synchronise(w)
         key = (cta.rank, offset)
         seen = clocks.atomics.get(key)
         if seen is None:
@@ -350,6 +182,7 @@ class RaceDetector:
     def _acquire(self, w: "Warp", phases: PhaseClock) -> None:
         clock = self.of(w.cta).warps[w]
         np.maximum(clock, phases.past, out=clock)
+        self.lanes_synchronise(w)
 
     def barrier_arrive(self, w: "Warp", barrier: "NamedBarrier") -> None:
         """A warp arrives at a CTA barrier."""
@@ -418,9 +251,6 @@ class RaceDetector:
 
     # -- fences -------------------------------------------------------------------------------------------------
 
-    def fence(self, w: "Warp", scope: str) -> None:
-        """A thread fence. Edges come from barriers; a fence adds none of its own."""
-
     def fence_init(self, w: "Warp") -> None:
         """fence.mbarrier_init: this warp's initialisations become visible to other proxies and CTAs."""
         clocks = self.of(w.cta)
@@ -467,14 +297,17 @@ class RaceDetector:
         clock[ticket.thread] = ticket.clock_value
         ticket.clock = clock
 
-    def group_wait(self, w: "Warp", kind: str, serial: int) -> None:
-        """A wait for groups of bulk copies, cp.async or wgmma ended."""
+    def group_wait(self, w: "Warp", kind: str, serial: int, reads_only: bool) -> None:
+        """A wait for groups of bulk copies (or for their reads only), cp.async or wgmma ended."""
         clocks = self.of(w.cta)
         if kind == "wgmma":
             thread = clocks.thread(WGMMA, (w.cta.index, w.index // 4))
         else:
             thread = clocks.thread({"bulk": BULK, "cp.async": CP_ASYNC}[kind], w)
         clocks.warps[w][thread] = max(int(clocks.warps[w][thread]), serial)
+        if kind == "bulk" and not reads_only:
+            store = clocks.thread(STORE, w)
+            clocks.warps[w][store] = max(int(clocks.warps[w][store]), serial)
 
     # -- tensor memory ------------------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ class Check(Enum):
     MISALIGNED = "misaligned"
     UNINITIALISED = "uninitialised"
     RACE = "race"
+    RACE_GLOBAL = "race-global"
+    RACE_LANES = "race-lanes"
     PROXY_FENCE = "proxy-fence"
     PROXY_FENCE_OPERAND = "proxy-fence-operand"
     TMEM_LOAD_WAIT = "tmem-load-wait"

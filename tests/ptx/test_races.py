@@ -238,6 +238,7 @@ COPY = """
     cp.async.bulk.commit_group;
     cp.async.bulk.wait_group.read 0;
     STORED:
+    add.s64 %rd2, %rd2, 256;
     add.u32 %r7, %r7, 1;
     setp.lt.u32 %p4, %r7, 2;
     @%p4 bra LOOP;"""
@@ -246,11 +247,11 @@ COPY = """
 def copied(body: str, options: Options) -> Result:
     source = aligned(256).view(np.uint32)
     source[:] = np.arange(64)
-    target = aligned(256).view(np.uint32)
+    target = aligned(512).view(np.uint32)
     collecting = Options(**{**options.__dict__, "stop_at_error": False})
     result = module(body).launch("k", grid=1, block=64, args=[source, target], options=collecting)
     if not result.reports:
-        assert target.tolist() == list(range(1, 65))
+        assert target.tolist() == 2 * list(range(1, 65))
     return result
 
 

@@ -14,6 +14,10 @@ from benchmarks.ptx.h200_proof.scalar import Case
 from moegen.ptx import tensormap
 
 
+#: Smallest normal number: a relative bound becomes an absolute one below it.
+_SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126}
+
+
 def _values(bits: Any, kind: str) -> Any:
     """Float values of result bits, or None for results that are not floats."""
     if kind == "f32" or kind == "tf32":
@@ -56,6 +60,8 @@ def judge(case: Case, got: Any, want: Any) -> dict[str, Any]:
         gap = np.abs(a - b)
         if rule == "ulp":
             gap = gap / np.spacing(np.maximum(np.abs(b), 2.0**-126).astype(np.float32)).astype(np.float64)
+        elif rule == "relative":
+            gap = gap / np.maximum(np.abs(b), _SMALLEST[case.kind.removesuffix("x2")])
         elif rule == "rel":
             gap = gap / np.maximum(np.abs(b), np.sqrt(np.mean(np.where(np.isfinite(b), b, 0) ** 2)))
         elif rule == "lg2":
