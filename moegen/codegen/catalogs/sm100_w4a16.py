@@ -13,7 +13,7 @@ from moegen.codegen.cost import gemm_bytes, roofline_us, stream_bytes, wave_occu
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import OpKind, ScaleLayout, Target
+from moegen.core.enums import OpKind, RouterWeight, ScaleLayout, Target
 from moegen.core.ops import OpSpec
 
 GEMMS = (OpKind.GEMM1, OpKind.GEMM2)
@@ -47,6 +47,8 @@ DECODE_ISSUE = 20.0
 """Warp instructions that decode one m16k16 fragment: the count of the compiled loop."""
 TOKEN_ISSUE = 2.5
 """Loading and pairing the eight tokens of one k16 step, shared by a warp's fragments."""
+WEIGHTED_ISSUE = 20.0
+"""Multiplying those tokens by their router weights where gemm1 gathers them."""
 LATENCY_US = 1.0
 """From a copy's issue to its arrival under load: what the bytes in flight must cover."""
 
@@ -130,8 +132,8 @@ def tiles_scale_units(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Ve
 def splits_evenly(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     """Every warp decodes as many fragments as every other, once."""
     warps = schedule.number("warps")
-    if warps not in (2, 4, 8) or not fragments(schedule):
-        return illegal("warps", "2, 4 or 8 warps share the tile's fragments", warps=warps, rows=schedule.number("rows"))
+    if warps not in (4, 8) or not fragments(schedule):
+        return illegal("warps", "4 or 8 warps share the tile's fragments", warps=warps, rows=schedule.number("rows"))
     return LEGAL
 
 
@@ -238,7 +240,9 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     """Modelled time: bytes at the rate that the copies in flight sustain, or instructions of decoding and multiplying,
     whichever is longer, over the share of the device that the tiles fill."""
     groups, warps = schedule.number("tokens") / GROUP_TOKENS, schedule.number("warps")
-    per_fragment = DECODE_ISSUE + groups * (1 + TOKEN_ISSUE / fragments(schedule))
+    weighted = op.gather and op.numerics is not None and op.numerics.router_weight is RouterWeight.INPUT
+    per_group = TOKEN_ISSUE + (WEIGHTED_ISSUE if weighted else 0.0)
+    per_fragment = DECODE_ISSUE + groups * (1 + per_group / fragments(schedule))
     tasks = load.tiles * row_tiles(op, schedule)
     steps = -(-op.k // CHUNK_K) * CHUNK_K // FRAGMENT_ROWS
     issued = tasks * warps * fragments(schedule) * steps * per_fragment

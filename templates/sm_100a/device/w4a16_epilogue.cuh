@@ -107,10 +107,9 @@ struct ActivatedRows {
   static __device__ __forceinline__ void activate(float& first, float& second, const TokenFactor<A::kWeighted>& factor,
                                                   int b) {
     if constexpr (A::kHalves == 2) {
-      const float gate = A::activation().gate(first);
-      first = A::kRoundGate ? round_bf16(gate) : gate;
-      second = factor.apply(__fmul_rn(first, A::activation().up(second)), b);
-      first = factor.real[b] ? first : 0.0f;
+      const float gate = A::activation().gate(first), rounded = A::kRoundGate ? round_bf16(gate) : gate;
+      first = factor.real[b] ? gate : 0.0f;
+      second = factor.apply(__fmul_rn(rounded, A::activation().up(second)), b);
     } else {
       first = factor.apply(A::activation().value(first), b);
       second = factor.apply(A::activation().value(second), b);
