@@ -24,11 +24,13 @@ def is_h200_present() -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if is_h200_present():
-        return
+    missing = set() if is_h200_present() else {"gpu", "two_gpus"}
+    if not missing and torch.cuda.device_count() < 2:
+        missing = {"two_gpus"}
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason=ALLOWED_SKIPS["gpu"]))
+        for name in missing:
+            if item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=ALLOWED_SKIPS[name]))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -83,6 +83,22 @@ def compiled_package(spec: dict[str, Any], folder: Path) -> TestPackage:
     return made
 
 
+def gpu_package(folder: Path, **changes: Any) -> TestPackage:
+    """A package built for sm_90a as the catalog plans it: SPEC at a larger geometry, with whole sections replaced by
+    ``changes``."""
+    spec = spec_with(
+        geometry={"hidden": 256, "intermediate": 160, "experts": 7},
+        targets=["sm_90a"],
+        schedules=None,
+        tune={"pipelines": 3, "tokens": [64]},
+    )
+    made = generate_package(spec | changes, folder)
+    report = build(made.directory, [Target.SM_90A], store=made.store)
+    assert not report.disabled
+    assert not report.failed, report.failed[0].log
+    return made
+
+
 def make_inputs(
     layer: MoELayer, tokens: int, seed: int = 0, experts: int = 7
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -98,7 +114,8 @@ def make_inputs(
 def reference_output(
     layer: MoELayer, name: str, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """What the reference computes from the layer's own packed weights through one pipeline."""
+    """What the reference computes from the layer's own packed weights through one pipeline: where the layer lies, then
+    brought to the CPU."""
     pipeline = layer.engine.pipelines[name]
     buffers = {"x": x, "topk_ids": ids, "topk_weights": weights}
     for step in pipeline.steps:
@@ -106,6 +123,6 @@ def reference_output(
             tensor = layer.engine.bank.get(step.op, argument)
             if tensor is not None:
                 buffers[argument.name] = tensor
-    held = {name: tensor.cpu() for name, tensor in buffers.items()}
-    result = run_pipeline([step.op for step in pipeline.steps], held, first_expert=layer.first_expert)
-    return result["y"]
+    with layer.engine.device:
+        result = run_pipeline([step.op for step in pipeline.steps], buffers, first_expert=layer.first_expert)
+    return result["y"].cpu()

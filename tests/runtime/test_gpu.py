@@ -1,11 +1,14 @@
 """The layer on a GPU: streams, graphs and reloads. Kernels are built here, so that the whole way is taken."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import pytest
 import torch
-from runtime.packages import TestPackage, generate_package, make_inputs, reference_output, spec_with
+from runtime.packages import TestPackage, gpu_package, make_inputs, reference_output
 from runtime.writers import random_weights
 
-from moegen.build.builder import build
 from moegen.core.enums import Epilogue, Target
 from moegen.runtime import LoadedPackage, MoELayer, load
 
@@ -17,17 +20,7 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> TestPackage:
-    spec = spec_with(
-        geometry={"hidden": 256, "intermediate": 160, "experts": 7},
-        targets=["sm_90a"],
-        schedules=None,
-        tune={"pipelines": 3, "tokens": [64]},
-    )
-    made = generate_package(spec, tmp_path_factory.mktemp("gpu"))
-    report = build(made.directory, [Target.SM_90A], store=made.store)
-    assert not report.disabled
-    assert not report.failed, report.failed[0].log
-    return made
+    return gpu_package(tmp_path_factory.mktemp("gpu"))
 
 
 def loaded(built: TestPackage, **options: object) -> LoadedPackage:
@@ -136,3 +129,87 @@ def test_two_streams_have_workspaces_of_their_own(built: TestPackage) -> None:
         torch.cuda.synchronize()
         assert all(torch.equal(got, wanted) for got, wanted in zip(outputs, expected, strict=True))
     assert layer.engine.pool.allocated_bytes == 3 * layer.workspace_bytes
+
+
+@pytest.mark.parametrize("tokens", [1, TOKENS, 64])
+def test_ordered_results_repeat_bit_for_bit(built: TestPackage, tokens: int) -> None:
+    layer = layer_of(built)
+    inputs = on_gpu(layer, tokens, seed=5)
+    first = layer(*inputs)
+    assert all(torch.equal(layer(*inputs), first) for _ in range(20))
+
+
+def test_fr_06_no_tokens_eager_compiled_and_captured(built: TestPackage) -> None:
+    layer = layer_of(built)
+    empty = on_gpu(layer, 0)
+    compiled = torch.compile(lambda *args: layer(*args), backend="aot_eager", fullgraph=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer(*empty)
+    graph.replay()
+    torch.cuda.synchronize()
+    for y in (layer(*empty), compiled(*empty), captured):
+        assert (y.shape, y.dtype, y.device.type) == ((0, 256), torch.bfloat16, "cuda")
+
+
+def test_fr_32_threads_that_never_touched_the_gpu_load_and_call_at_once(built: TestPackage) -> None:
+    expected = layer_of(built)(*on_gpu(layer_of(built), seed=6)).cpu()
+    together = threading.Barrier(8)
+
+    def work(number: int) -> list[torch.Tensor]:
+        together.wait()
+        layer = layer_of(built)
+        inputs = on_gpu(layer, seed=6)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = [layer(*inputs) for _ in range(5)]
+            torch.cuda.current_stream().synchronize()
+        return [y.cpu() for y in found]
+
+    with ThreadPoolExecutor(8) as pool:
+        for outputs in pool.map(work, range(8)):
+            assert all(torch.equal(y, expected) for y in outputs)
+
+
+def test_one_layer_serves_several_threads_each_on_its_stream(built: TestPackage) -> None:
+    layer = layer_of(built)
+    batches = [on_gpu(layer, tokens, seed=tokens) for tokens in (1, 7, 24, 64)]
+    expected = [layer(*batch) for batch in batches]
+    torch.cuda.synchronize()
+
+    def work(number: int) -> list[torch.Tensor]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = [layer(*batches[number]) for _ in range(30)]
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    with ThreadPoolExecutor(len(batches)) as pool:
+        for wanted, outputs in zip(expected, pool.map(work, range(len(batches))), strict=True):
+            assert all(torch.equal(y, wanted) for y in outputs)
+
+
+def test_fr_46_foreign_ids_add_exactly_nothing(built: TestPackage) -> None:
+    layer = layer_of(built)
+    x, ids, weights = on_gpu(layer, seed=7)
+    foreign = ids.clone()
+    foreign[::2, 1], foreign[1::4, 2] = -1, 7
+    foreign[3] = torch.tensor([7, -5, 2**40], device="cuda")
+    name = layer.engine.decide(TOKENS).pipeline
+    torch.cuda.empty_cache()
+    torch.full((1 << 24,), 0x7F, dtype=torch.uint8, device="cuda")
+    got = layer(x, foreign, weights)
+    expected = reference_output(layer, name, x, foreign, weights)
+    assert torch.count_nonzero(got[3]) == 0
+    assert (got.cpu().float() - expected.float()).norm() / expected.float().norm() <= 5e-3
+
+
+def test_fr_27_packed_float_dtypes_are_the_same_bytes(built: TestPackage) -> None:
+    plain = random_weights(7, 256, 160, 8)
+    views = [
+        replace(side, codes=side.codes.view(torch.float4_e2m1fn_x2), scales=side.scales.view(torch.float8_e4m3fn))
+        for side in (plain.gate, plain.up, plain.down)
+        if side is not None
+    ]
+    viewed = replace(plain, gate=views[0], up=views[1], down=views[2])
+    inputs = on_gpu(layer_of(built), seed=8)
+    first, second = (loaded(built).from_tensors(weights)(*inputs) for weights in (plain, viewed))
+    assert torch.equal(first, second)

@@ -129,6 +129,26 @@ class FakeSubject:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         torch.empty(max(10 * free, 1 << 46), dtype=torch.uint8)
 
+    def multiply_on_gpu(self) -> float:
+        """One element of a product of ones and twos, 1024 deep."""
+        import torch
+
+        ones = torch.ones(1024, 1024, device="cuda")
+        return (ones @ (2 * ones))[0, 0].item()
+
+    def break_gpu(self) -> None:
+        """An access out of bounds, which the device reports with whatever comes next."""
+        import torch
+
+        torch.arange(8, device="cuda")[torch.tensor([1 << 40], device="cuda")]
+        torch.cuda.synchronize()
+
+    def hoard_gpu(self) -> None:
+        """Ten times the device's memory."""
+        import torch
+
+        torch.empty(10 * torch.cuda.mem_get_info()[1], dtype=torch.uint8, device="cuda")
+
 
 def make_fake(**options: Any) -> FakeSubject:
     if options.pop("broken", False):

@@ -1,0 +1,107 @@
+"""Field cases of shapes and routing on a GPU: every pipeline that planning makes, bit for bit and on stale memory.
+
+What is not here: quantisers and gathers (FR-01, 03, 04, 05) and single gemms (FR-17 to 19, 44, 45) are compared byte by
+byte in ``tests/hopper``; sizes beyond 32 bits in ``test_gpu_sizes.py``; graphs, streams and threads in ``test_gpu.py``.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runtime.packages import TestPackage, gpu_package, make_inputs, reference_output
+from runtime.writers import random_weights
+
+from moegen.core.enums import Target
+from moegen.runtime import ExpertWeights, LoadedPackage, load
+from moegen.runtime.checkpoint import Projection
+from moegen.tune.gate import gate_tolerance, judge
+from moegen.tune.verify import verify_pipelines
+
+pytestmark = pytest.mark.gpu
+W4A16: dict[str, Any] = {
+    "activations": {"format": "bf16"},
+    "scale_layout": {"weights": "swizzle_128x4"},
+    "numerics": {"gate_round": "fp32"},
+}
+FEW: dict[str, Any] = {"pipelines": 3, "tokens": [40], "routing": ["uniform"]}
+SHAPES = {
+    "fr_09_scale_columns_of_5_and_29": {"hidden": 80, "intermediate": 464, "experts": 7, "top_k": 3},
+    "fr_09_scale_columns_of_29_and_22": {"hidden": 464, "intermediate": 352, "experts": 5, "top_k": 2},
+    "fr_10_ragged_hidden": {"hidden": 144, "intermediate": 64, "experts": 2, "top_k": 1},
+    "fr_13_more_than_256_experts": {"hidden": 64, "intermediate": 48, "experts": 512, "top_k": 10},
+}
+
+
+def loaded(made: TestPackage, **options: object) -> LoadedPackage:
+    return load(made.directory, target=Target.SM_90A, store=made.store, **options)
+
+
+@pytest.mark.parametrize("formats", [{}, W4A16], ids=["w4a4", "w4a16"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_pipeline_passes_verification(tmp_path: Path, name: str, formats: dict[str, Any]) -> None:
+    """FR-16 too: one token and 33 fill no scale tile, and three poisons must not show."""
+    modes = ["interleaved", "compact"] if formats else ["interleaved", "compact", "fused_fp4"]
+    made = gpu_package(tmp_path, geometry=SHAPES[name], epilogues=modes, tune=FEW, **formats)
+    checks = list(verify_pipelines(loaded(made).book))
+    assert len(checks) >= len(modes)
+    assert not [f"{check.pipeline}: {check.reason}" for check in checks if not check.passed]
+
+
+@pytest.mark.parametrize(("experts", "counts"), [(4, (6, 40, 0, 18)), (32, (0,) * 31 + (257,))], ids=["uneven", "hot"])
+def test_fr_07_empty_and_hot_experts(tmp_path: Path, experts: int, counts: tuple[int, ...]) -> None:
+    geometry = {"hidden": 80, "intermediate": 144, "experts": experts, "top_k": 1}
+    made = gpu_package(tmp_path, geometry=geometry, epilogues=["compact"], tune=FEW, **W4A16)
+    weights = with_idle_nan(random_weights(experts, 80, 144, 3), torch.tensor(counts) == 0)
+    layer = loaded(made, max_tokens=300).from_tensors(weights)
+    ids = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts))[:, None]
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(5))].cuda()
+    x, _, routed = (tensor.cuda() for tensor in make_inputs(layer, len(ids), experts=experts))
+    name = layer.engine.decide(len(ids)).pipeline
+    first = layer(x, ids, routed)
+    verdict = judge(first.cpu(), reference_output(layer, name, x, ids, routed), gate_tolerance(False, 144), seed=3)
+    assert verdict.passed, verdict.reason
+    assert all(torch.equal(layer(x, ids, routed), first) for _ in range(50))
+
+
+def with_idle_nan(weights: ExpertWeights, idle: torch.Tensor) -> ExpertWeights:
+    """Experts that no token reaches have NaN second-level scales: nothing of theirs may matter."""
+    sides = [weights.gate, weights.up, weights.down]
+    gate, up, down = (replace(side, second=side.second.masked_fill(idle, torch.nan)) for side in sides if side)
+    return replace(weights, gate=gate, up=up, down=down)
+
+
+@pytest.mark.parametrize("intermediate", [704, 640])
+def test_fr_08_tensor_parallel_shares_sum_to_the_whole(tmp_path: Path, intermediate: int) -> None:
+    outputs = {}
+    weights = random_weights(3, 256, intermediate, 4)
+    for ranks in (1, 2, 4):
+        share = intermediate // ranks
+        geometry = {"hidden": 256, "intermediate": share, "experts": 3, "top_k": 2}
+        made = gpu_package(tmp_path / str(ranks), geometry=geometry, epilogues=["compact"], tune=FEW, **W4A16)
+        package = loaded(made)
+        total = torch.zeros(40, 256, device="cuda")
+        for rank in range(ranks):
+            layer = package.from_tensors(share_of(weights, rank * share, share))
+            x, ids, routed = (tensor.cuda() for tensor in make_inputs(layer, 40, experts=3))
+            total += layer(x, ids, routed).float()
+        outputs[ranks] = total
+    for ranks in (2, 4):
+        assert (outputs[ranks] - outputs[1]).norm() / outputs[1].norm() <= 1e-2
+
+
+def share_of(weights: ExpertWeights, start: int, count: int) -> ExpertWeights:
+    """The channels ``start …`` of the intermediate size: rows of gate and up, columns of down."""
+
+    def rows(side: Projection) -> Projection:
+        cut = slice(start, start + count)
+        return replace(side, codes=side.codes[:, cut].contiguous(), scales=side.scales[:, cut].contiguous())
+
+    down = weights.down
+    codes = down.codes[..., start // 2 : (start + count) // 2].contiguous()
+    scales = down.scales[..., start // 16 : (start + count) // 16].contiguous()
+    assert weights.gate is not None
+    return replace(
+        weights, gate=rows(weights.gate), up=rows(weights.up), down=replace(down, codes=codes, scales=scales)
+    )
