@@ -123,11 +123,15 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-// Brings a word's line to L1: a load whose result nobody waits for.
-__device__ __forceinline__ void load_to_l1(const void* p) {
-  [[maybe_unused]] uint32_t v;
+// A load that stays where it is written: before a wait, say, to which it owes nothing.
+__device__ __forceinline__ uint32_t load_global(const void* p) {
+  uint32_t v;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
 }
+
+// Brings a word's line to L1: a load whose result nobody waits for.
+__device__ __forceinline__ void load_to_l1(const void* p) { load_global(p); }
 
 // ---- wgmma ordering -------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,19 @@ __device__ __forceinline__ int local_expert(Id id, int64_t first_expert) {
   return id >= first_expert && id < first_expert + kExperts ? int(id - first_expert) : -1;
 }
 
+// Lanes whose expert is the same, -1 being one too: a vote a bit. `match.any` takes 8 cycles for each distinct value.
+template <int kExperts>
+__device__ __forceinline__ uint32_t lanes_of_expert(int expert) {
+  uint32_t same = ~0u;
+#pragma unroll
+  for (int bit = 0; (kExperts >> bit) > 0; bit++) {  // kExperts itself stands for -1
+    const bool set = (expert < 0 ? kExperts : expert) >> bit & 1;
+    const uint32_t votes = __ballot_sync(~0u, set);
+    same &= set ? votes : ~votes;
+  }
+  return same;
+}
+
 // Calls `use(slot, expert)` in whole warps, 32 slots at a time in order; a batch's loads are in flight together.
 template <int kExperts, class Id, class Use>
 __device__ __forceinline__ void each_batch(const Id* __restrict__ ids, int64_t first_expert, int64_t begin, int64_t end,
@@ -115,9 +128,7 @@ __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t 
   dependency_launch();
   __syncwarp();
   each_batch<kExperts>(ids, first_expert, begin, end, [&](int64_t, int expert) {
-    const uint32_t same = __match_any_sync(~0u, expert);
-    if (expert >= 0 && lane == __ffs(same) - 1) mine[expert] += __popc(same);
-    __syncwarp();
+    if (expert >= 0) atomicAdd(mine + expert, 1);
   });
   __syncthreads();
   scan_warps<kExperts, kThreads>(counts, parts, block_rows);
@@ -164,7 +175,7 @@ __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t 
     out.totals[3] = sums[33];
   }
   each_batch<kExperts>(ids, first_expert, begin, end, [&](int64_t slot, int expert) {
-    const uint32_t same = __match_any_sync(~0u, expert);
+    const uint32_t same = lanes_of_expert<kExperts>(expert);
     const int earlier = expert >= 0 ? mine[expert] : 0;
     __syncwarp();
     if (expert >= 0 && lane == __ffs(same) - 1) mine[expert] = earlier + __popc(same);

@@ -120,20 +120,26 @@ __device__ __forceinline__ void deinterleave_rows(const uint16_t* __restrict__ p
   }
 }
 
-// y[t] = sum over ascending j of w_j * row_j, fp32, one rounding; grid: x tokens, y shares of 256 x 8 columns.
+// y[t] = sum over ascending j of w_j * row_j, fp32, one rounding; grid: x tokens, y shares of 256 x 8 columns. Routing
+// and weights are complete when the kernel starts (gemm2 ran between), so only the rows are waited for.
 template <int kColumns, int kTopK, bool kWeighted>
 __device__ __forceinline__ void combine_rows(const uint16_t* __restrict__ rows, const int32_t* __restrict__ slot_row,
                                              const float* __restrict__ weights, uint16_t* __restrict__ y) {
   const int64_t token = blockIdx.x;
   const int column = (blockIdx.y * 256 + threadIdx.x) * 8;
+  int row[kTopK];
+  float weight[kTopK];
+#pragma unroll
+  for (int j = 0; j < kTopK; j++) {
+    row[j] = int(load_global(slot_row + token * kTopK + j));
+    weight[j] = kWeighted ? __uint_as_float(load_global(weights + token * kTopK + j)) : 1.0f;
+  }
   dependency_wait();
   dependency_launch();
   if (column >= kColumns) return;
-  int row[kTopK];
   uint4 values[kTopK];
 #pragma unroll
   for (int j = 0; j < kTopK; j++) {
-    row[j] = slot_row[token * kTopK + j];
     if (row[j] >= 0) values[j] = *reinterpret_cast<const uint4*>(rows + int64_t(row[j]) * kColumns + column);
   }
   float sum[8] = {};
@@ -142,9 +148,8 @@ __device__ __forceinline__ void combine_rows(const uint16_t* __restrict__ rows, 
     if (row[j] < 0) continue;
     float wide[8];
     widen_16_bytes(values[j], wide);
-    const float weight = kWeighted ? weights[token * kTopK + j] : 1.0f;
 #pragma unroll
-    for (int i = 0; i < 8; i++) sum[i] = kWeighted ? __fmaf_rn(weight, wide[i], sum[i]) : __fadd_rn(sum[i], wide[i]);
+    for (int i = 0; i < 8; i++) sum[i] = kWeighted ? __fmaf_rn(weight[j], wide[i], sum[i]) : __fadd_rn(sum[i], wide[i]);
   }
   uint32_t words[4];
 #pragma unroll
