@@ -27,8 +27,10 @@ SCALAR = """
     ld.param.u64 %rd2, [b];
     ld.param.u32 %r20, [rounds];
     mov.u32 %r1, %tid.x;
+    mov.u32 %r14, %ctaid.x;
+    mad.lo.u32 %r15, %r14, 128, %r1;
     mov.u32 %r2, s;
-    mul.wide.u32 %rd3, %r1, 4;
+    mul.wide.u32 %rd3, %r15, 4;
     add.s64 %rd4, %rd1, %rd3;
     add.s64 %rd5, %rd2, %rd3;
     shl.b32 %r3, %r1, 2;
@@ -76,7 +78,7 @@ def row(name: str, median: float, low: float, high: float, note: str) -> None:
 
 
 def scalar(module: Module, races: bool) -> Callable[[], Any]:
-    x, y = np.arange(128, dtype=np.uint32), np.zeros(128, np.uint32)
+    x, y = np.arange(256, dtype=np.uint32), np.zeros(256, np.uint32)
     options = Options(races=races)
     return lambda: module.launch("mix", grid=2, block=128, args=[x, y, 200], options=options)
 

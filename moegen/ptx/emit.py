@@ -327,6 +327,13 @@ class Emit:
             raise self.fail("a branch needs a label")
         return operand.index
 
+    def targets(self) -> list[int]:
+        """Instruction indices of the next operand, a branch table."""
+        operand = self.take()
+        if not isinstance(operand, Label) or not operand.targets:
+            raise self.fail("an indirect branch needs a .branchtargets list")
+        return [target.index for target in operand.targets]
+
     # -- addresses ----------------------------------------------------------------------------------------------
 
     def place_of(self, address: Address) -> Place:

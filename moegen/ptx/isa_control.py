@@ -6,10 +6,11 @@ import numpy as np
 
 from moegen.ptx.dtypes import ALL, Mask
 from moegen.ptx.emit import Branch, Effect, Emit, Exit, Lowered, Pure
-from moegen.ptx.kernel import BLOCK
+from moegen.ptx.kernel import BLOCK, SWITCH
 from moegen.ptx.memory import SHARED_WINDOW
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
+from moegen.ptx.state import first_lane
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -20,6 +21,23 @@ def _bra(e: Emit) -> Lowered:
     target = e.label()
     e.done()
     return Branch(target)
+
+
+@instruction("brx.idx{,.uni}")
+def _branch_by_index(e: Emit) -> Lowered:
+    index, targets = e.src("u32"), e.targets()
+
+    def run(w: "Warp", m: Mask) -> int:
+        chosen = w.R[index]
+        wrong = m & (chosen >= len(targets))
+        if wrong.any():
+            lane = first_lane(wrong)
+            message = f"brx.idx with index {int(chosen[lane])} of {len(targets)} targets"
+            w.cta.machine.fault(w, Check.OUT_OF_BOUNDS, message, lane)
+        w.scatter([(target, m & (chosen == number)) for number, target in enumerate(targets)], w.pc + 1)
+        return SWITCH
+
+    return e.effect(run)
 
 
 @instruction("ret{,.uni}", "exit")

@@ -2,30 +2,21 @@
 
 import re
 import struct
-from dataclasses import dataclass, field
 
 from moegen.ptx.dtypes import TYPES, PtxType
-from moegen.ptx.errors import OperandError, PtxSyntaxError, UnsupportedTarget
-from moegen.ptx.lexer import Token, tokenize
+from moegen.ptx.errors import OperandError, UnsupportedTarget
+from moegen.ptx.lexer import Token
+from moegen.ptx.operands import OperandParser, Scope
 from moegen.ptx.program import (
-    Address,
     Entry,
-    Imm,
     Instruction,
     Label,
-    Not,
     Operand,
-    Pair,
     Param,
     Program,
     Reg,
-    Sink,
-    Special,
     Symbol,
-    SymRef,
-    TensorAddress,
     Variable,
-    Vector,
 )
 
 #: Targets whose instructions are implemented, with the plain and family forms of each.
@@ -34,23 +25,8 @@ TARGETS = frozenset(
 )
 #: Newest PTX version whose documentation was read; a newer one may change what an opcode means.
 VERSIONS = ((6, 0), (9, 9))
-_SPECIALS = re.compile(
-    r"%(?:tid|ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid|clusterid|nclusterid)\.[xyz]$"
-    r"|%(?:laneid|warpid|nwarpid|smid|nsmid|gridid|cluster_ctarank|cluster_nctarank|is_explicit_cluster"
-    r"|lanemask_(?:eq|lt|le|gt|ge)|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi"
-    r"|dynamic_smem_size|total_smem_size|aggr_smem_size)$"
-)
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
 _TYPE_NAMES = {"." + name for name in TYPES}
-
-
-@dataclass
-class _Scope:
-    parent: "_Scope | None" = None
-    regs: dict[str, Reg] = field(default_factory=dict)
-    ranges: dict[str, tuple[int, int, PtxType]] = field(default_factory=dict)
-    labels: dict[str, Label] = field(default_factory=dict)
-    symbols: dict[str, Symbol] = field(default_factory=dict)
 
 
 def _round_up(value: int, align: int) -> int:
@@ -68,60 +44,12 @@ def parse(text: str, name: str = "<ptx>") -> Program:
     return _Parser(text, name).module()
 
 
-class _Parser:
+class _Parser(OperandParser):
     def __init__(self, text: str, name: str) -> None:
-        self.name = name
-        self.lines = text.splitlines()
-        self.tokens = tokenize(text, name)
-        self.position = 0
-        self.globals = _Scope()
-        self.scope = self.globals
+        super().__init__(text, name)
         self.variables: list[Variable] = []
         self.module_shared: dict[str, tuple[int, int, bool]] = {}
         self.entry = Entry("", [])
-
-    # -- token helpers ------------------------------------------------------------------------------------------
-
-    def fail(self, what: str, line: int | None = None) -> PtxSyntaxError:
-        if line is None:
-            line = self.tokens[min(self.position, len(self.tokens) - 1)].line if self.tokens else 1
-        return PtxSyntaxError(what, f"{self.name}:{line}")
-
-    def peek(self, ahead: int = 0) -> str:
-        index = self.position + ahead
-        return self.tokens[index].text if index < len(self.tokens) else ""
-
-    def next(self) -> Token:
-        if self.position >= len(self.tokens):
-            raise self.fail("the text ends in the middle of a statement (truncated PTX?)")
-        token = self.tokens[self.position]
-        self.position += 1
-        return token
-
-    def accept(self, text: str) -> bool:
-        if self.peek() == text:
-            self.position += 1
-            return True
-        return False
-
-    def expect(self, text: str) -> Token:
-        token = self.next()
-        if token.text != text:
-            raise self.fail(f"expected {text!r}, found {token.text!r}", token.line)
-        return token
-
-    def integer(self) -> int:
-        sign = -1 if self.accept("-") else 1
-        token = self.next()
-        if token.kind != "int":
-            raise self.fail(f"expected an integer, found {token.text!r}", token.line)
-        return sign * int(token.text.rstrip("U"), 0)
-
-    def integers(self) -> tuple[int, ...]:
-        values = [self.integer()]
-        while self.accept(","):
-            values.append(self.integer())
-        return tuple(values)
 
     # -- module level -------------------------------------------------------------------------------------------
 
@@ -175,20 +103,6 @@ class _Parser:
             if size != 64:
                 raise UnsupportedTarget(f".address_size {size}: only 64-bit addresses are implemented", where)
         return version, target
-
-    def skip_line(self, line: int) -> None:
-        while self.position < len(self.tokens) and self.tokens[self.position].line == line:
-            self.position += 1
-
-    def skip_to(self, text: str) -> None:
-        while self.next().text != text:
-            pass
-
-    def skip_section(self) -> None:
-        self.skip_to("{")
-        depth = 1
-        while depth:
-            depth += {"{": 1, "}": -1}.get(self.next().text, 0)
 
     def function_declaration(self) -> None:
         token = self.tokens[self.position]
@@ -279,7 +193,7 @@ class _Parser:
     def entry_definition(self) -> Entry:
         name = self.next().text
         self.entry = entry = Entry(name, [])
-        self.scope = _Scope(self.globals)
+        self.scope = Scope(self.globals)
         if self.accept("("):
             while not self.accept(")"):
                 self.expect(".param")
@@ -343,7 +257,7 @@ class _Parser:
             if text == "}":
                 break
             if text == "{":
-                self.scope = _Scope(self.scope)
+                self.scope = Scope(self.scope)
                 self.body()
                 continue
             if text == ";":
@@ -375,6 +289,9 @@ class _Parser:
 
     def merge_label(self, label: Label, known: Label) -> None:
         for instruction in self.entry.instructions:
+            for operand in instruction.operands:
+                if isinstance(operand, Label):
+                    operand.targets = [known if target is label else target for target in operand.targets]
             if any(operand is label for operand in instruction.operands):
                 instruction.operands = tuple(known if operand is label else operand for operand in instruction.operands)
 
@@ -425,16 +342,14 @@ class _Parser:
         self.expect(";")
 
     def define_label(self, token: Token) -> None:
-        if self.peek() == ".branchtargets":
-            self.next()
-            names = [self.next().text]
+        if self.accept(".branchtargets"):
+            table = self.scope.labels.setdefault(token.text, Label(token.text))
+            table.index = len(self.entry.instructions)
+            table.targets = [self.label_operand()]
             while self.accept(","):
-                names.append(self.next().text)
+                table.targets.append(self.label_operand())
             self.expect(";")
-            label = self.scope.labels.setdefault(token.text, Label(token.text))
-            label.targets = tuple(names)
-            label.index = -2
-            raise self.fail("brx.idx and .branchtargets are not implemented", token.line)
+            return
         label = self.scope.labels.setdefault(token.text, Label(token.text))
         if label.index >= 0:
             raise self.fail(f"label {token.text} is defined twice in one scope", token.line)
@@ -456,130 +371,14 @@ class _Parser:
         if token.kind != "word" or token.text.startswith((".", "%")):
             raise self.fail(f"expected an opcode, found {token.text!r}", token.line)
         operands: list[Operand] = []
-        is_branch = token.text in {"bra", "bra.uni"}
+        is_branch, indirect = token.text in {"bra", "bra.uni"}, token.text in {"brx.idx", "brx.idx.uni"}
         while not self.accept(";"):
-            operands.append(self.label_operand() if is_branch else self.operand())
+            # The second operand of an indirect branch is the name of a list of targets.
+            named = is_branch or (indirect and len(operands) == 1)
+            operands.append(self.label_operand() if named else self.operand())
             if not self.accept(",") and self.peek() != ";":
                 raise self.fail(f"expected ',' or ';', found {self.peek()!r}" if self.peek() else "truncated PTX")
         text = re.sub(
             r" (?=[,\]}|+])|(?<=[\[{@|+!]) ", "", " ".join(t.text for t in self.tokens[start : self.position - 1])
         )
         self.entry.instructions.append(Instruction(token.text, guard, negated, tuple(operands), token.line, text))
-
-    def label_operand(self) -> Label:
-        name = self.next().text
-        scope: _Scope | None = self.scope
-        while scope is not None:
-            if name in scope.labels:
-                return scope.labels[name]
-            scope = scope.parent
-        return self.scope.labels.setdefault(name, Label(name))
-
-    def literal(self) -> Imm:
-        sign = -1 if self.accept("-") else 1
-        invert = self.accept("~")
-        token = self.next()
-        if token.kind == "int":
-            value = sign * int(token.text.rstrip("U"), 0)
-            return Imm(~value if invert else value)
-        if token.kind == "float":
-            if token.text[1] in "fF":
-                return Imm(int(token.text[2:], 16) ^ (0x80000000 if sign < 0 else 0), 32)
-            if token.text[1] in "dD" and token.text[0] == "0":
-                return Imm(int(token.text[2:], 16) ^ (1 << 63 if sign < 0 else 0), 64)
-            return Imm(sign * float(token.text))
-        raise self.fail(f"expected a literal, found {token.text!r}", token.line)
-
-    def operand(self) -> Operand:
-        text = self.peek()
-        if text == "[":
-            return self.address()
-        if text == "{":
-            return self.vector()
-        if text == "!":
-            self.next()
-            word = self.next()
-            reg = self.register(word.text)
-            if reg is None or reg.type.kind != "p":
-                raise OperandError(f"!{word.text} is not a predicate register", f"{self.name}:{word.line}")
-            return Not(reg)
-        first = self.scalar()
-        if self.accept("|"):
-            return Pair(first, self.scalar())
-        return first
-
-    def scalar(self) -> Operand:
-        if not self.tokens[self.position : self.position + 1]:
-            raise self.fail("the text ends in the middle of an instruction (truncated PTX?)")
-        token = self.tokens[self.position]
-        if token.kind in {"int", "float"} or token.text in {"-", "~"}:
-            return self.literal()
-        self.next()
-        if token.text == "_":
-            return Sink()
-        if token.kind != "word":
-            raise self.fail(f"unexpected {token.text!r} as an operand", token.line)
-        reg = self.register(token.text)
-        if reg is not None:
-            return reg
-        if _SPECIALS.match(token.text):
-            return Special(token.text[1:])
-        if token.text == "WARP_SZ":
-            return Imm(32)
-        symbol = self.symbol(token.text)
-        if symbol is None:
-            raise OperandError(f"unknown register or symbol {token.text}", f"{self.name}:{token.line}")
-        if self.accept("+"):
-            return SymRef(symbol, self.integer())
-        return SymRef(symbol)
-
-    def register(self, name: str) -> Reg | None:
-        scope: _Scope | None = self.scope
-        while scope is not None:
-            found = scope.regs.get(name)
-            if found is not None:
-                return found
-            for prefix, (start, count, kind) in scope.ranges.items():
-                if name.startswith(prefix) and name[len(prefix) :].isdigit():
-                    number = int(name[len(prefix) :])
-                    if number < count:
-                        reg = scope.regs[name] = Reg(start + number, kind, name)
-                        return reg
-            scope = scope.parent
-        return None
-
-    def symbol(self, name: str) -> Symbol | None:
-        scope: _Scope | None = self.scope
-        while scope is not None:
-            if name in scope.symbols:
-                return scope.symbols[name]
-            scope = scope.parent
-        return None
-
-    def vector(self) -> Vector:
-        self.expect("{")
-        items: list[Operand] = [self.scalar()]
-        while self.accept(","):
-            items.append(self.scalar())
-        self.expect("}")
-        return Vector(tuple(items))
-
-    def address(self) -> Operand:
-        line = self.expect("[").line
-        base = self.scalar()
-        address: Address
-        if isinstance(base, Imm):
-            address = Address(None, int(base.value))
-        elif isinstance(base, Reg | SymRef):
-            offset = 0
-            if self.accept("+") or self.peek() == "-":
-                offset = self.integer()
-            address = Address(base, offset)
-        else:
-            raise self.fail("an address needs a register, a symbol or a number", line)
-        if self.accept(","):
-            coords = self.vector()
-            self.expect("]")
-            return TensorAddress(address, coords)
-        self.expect("]")
-        return address

@@ -102,11 +102,11 @@ class Sink:
 
 @dataclass(slots=True)
 class Label:
-    """A branch target; ``index`` is filled once its scope has been read."""
+    """A branch target; ``index`` is filled once its scope has been read. A list of ``targets`` is a branch table."""
 
     name: str
     index: int = -1
-    targets: tuple[str, ...] = ()
+    targets: "list[Label]" = field(default_factory=list)
 
 
 Operand = Reg | Imm | Special | SymRef | Address | TensorAddress | Vector | Pair | Not | Sink | Label

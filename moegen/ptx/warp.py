@@ -75,9 +75,17 @@ class Warp:
 
     def split(self, target: int, taken: Mask, after: int) -> None:
         """Sends the ``taken`` lanes of the active mask to ``target``, the rest on to ``after``; the lower pc runs."""
-        rest = self.mask & ~taken
-        self._suspend(target, taken)
-        self._suspend(after, rest)
+        self.scatter([(target, taken)], after)
+
+    def scatter(self, targets: "list[tuple[int, Mask]]", after: int) -> None:
+        """Sends lanes of the active mask to targets, the rest on to ``after``; the lowest pc runs."""
+        rest = self.mask
+        for target, lanes in targets:
+            rest = rest & ~lanes
+            if lanes.any():
+                self._suspend(target, lanes)
+        if rest.any():
+            self._suspend(after, rest)
         self._resume()
 
     def _suspend(self, pc: int, mask: Mask, stalled: bool = False) -> None:

@@ -3,8 +3,16 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
-from moegen.ptx import Module, Options, Result, load
+from moegen.ptx import Check, ExecutionError, Module, Options, Policy, Result, load
+
+WORDS = np.random.default_rng(3).integers(0, 1 << 32, 256).astype(np.uint32)
+SCHEDULES = [
+    Options(seed=1, races=True),
+    Options(seed=2, policy=Policy.LAZY, slice_steps=3),
+    Options(seed=3, policy=Policy.EAGER, slice_steps=500, timeout_probability=0.5),
+]
 
 HEAD = """.version 8.8
 .target {target}
@@ -66,3 +74,15 @@ def aligned(size: int, align: int = 512) -> Any:
     room = np.zeros(size + align, np.uint8)
     start = -room.ctypes.data % align
     return room[start : start + size]
+
+
+def failing(body: str, check: Check, **more: Any) -> str:
+    """Runs a kernel that must be refused with a finding; its text."""
+    with pytest.raises(ExecutionError) as caught:
+        run(body, WORDS, **more)
+    report = caught.value.report
+    assert report is not None
+    assert report.check is check, str(report)
+    assert report.kernel == "k"
+    assert report.line > 0 or check is Check.DEADLOCK or report.cta >= 0
+    return str(report)
