@@ -10,18 +10,12 @@ from kernels.compare import check_op, launch
 from w4a16.grid import AXES, PAIRS, GemmCase, allowed, every_epilogue
 from w4a16.workshop import SCHEDULES, Workshop
 
-from moegen.core.enums import ActivationMath, OpKind, Target
+from moegen.core.enums import ActivationMath, OpKind, Target, TokenDtype
 from moegen.numerics.reference import run_op
 
 CASES = every_epilogue()
 NAMES = [case.name for case in CASES]
 PLAIN = next(case for case in CASES if case.row["tokens"] == 8 and not case.second)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(w4a16_workshop: Workshop) -> None:
-    """All kernels, side by side."""
-    w4a16_workshop.prepare([case.variant() for case in CASES])
 
 
 def test_the_cases_hold_every_value_and_every_epilogue_with_every_activation() -> None:
@@ -41,6 +35,8 @@ def test_gemm_equals_the_reference(number: int, w4a16_workshop: Workshop) -> Non
     case, schedules = CASES[number], SCHEDULES[number % len(SCHEDULES) :][:1]
     kernel = w4a16_workshop.kernel(case.variant(), schedules)
     check_op(kernel, case.variant().op, case.case, buffers(case.case))
+    dtype = "f16" if case.row["dtype"] is TokenDtype.FP16 else "bf16"
+    assert f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32" in w4a16_workshop.ptx(case.variant())
 
 
 def test_no_tokens_and_no_routes_write_what_they_must(w4a16_workshop: Workshop) -> None:
@@ -70,12 +66,6 @@ def test_fast_activations_are_near_the_exact_ones(w4a16_workshop: Workshop) -> N
     wanted = run_op(variant.op, given)[name]
     torch.testing.assert_close(found[real], wanted[real], rtol=2**-7, atol=1e-6)
     assert "ex2.approx" in w4a16_workshop.ptx(variant)
-
-
-def test_weights_are_multiplied_by_warp_level_mmas_of_the_token_dtype(w4a16_workshop: Workshop) -> None:
-    for case in CASES:
-        dtype = "f16" if case.row["dtype"].value == "fp16" else "bf16"
-        assert f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32" in w4a16_workshop.ptx(case.variant())
 
 
 def test_sm_103a_runs_the_same_templates(tmp_path: Path) -> None:

@@ -57,15 +57,9 @@ def exact_weights() -> ExpertWeights:
     return replace(weights, gate=gate, up=up, down=replace(down, codes=codes))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One store for both packages, which share most kernels."""
-    return Path(tmp_path_factory.mktemp("layer"))
-
-
-@pytest.fixture(scope="module", params=PLACES, ids=lambda place: place.value)
-def package(request: pytest.FixtureRequest, folder: Path) -> TestPackage:
-    made = generate_package(spec_of(request.param), folder)
+def built_package(place: RouterWeight, folder: Path) -> TestPackage:
+    """Both targets' kernels."""
+    made = generate_package(spec_of(place), folder)
     report = build(made.directory, store=made.store)
     assert not report.disabled, report.disabled
     assert not report.failed, report.failed[0].log
@@ -73,6 +67,7 @@ def package(request: pytest.FixtureRequest, folder: Path) -> TestPackage:
 
 
 def layer_of(package: TestPackage, runner: InterpreterRunner | None, epilogue: Epilogue) -> MoELayer:
+    """The layer on interpreted sm_100a kernels, or without a runner on the CPU's."""
     target = Target.CPU if runner is None else Target.SM_100A
     loaded = load(
         package.directory, target=target, store=package.store, runner=runner, epilogue=epilogue, max_tokens=16
@@ -80,28 +75,23 @@ def layer_of(package: TestPackage, runner: InterpreterRunner | None, epilogue: E
     return loaded.from_tensors(exact_weights())
 
 
-@pytest.mark.parametrize("epilogue", [Epilogue.INTERLEAVED, Epilogue.COMPACT])
-def test_a_layer_gives_the_bytes_of_the_cpu_target_and_of_the_reference(
-    package: TestPackage, epilogue: Epilogue
-) -> None:
-    runner = InterpreterRunner(Target.SM_100A, SCHEDULES)
-    layer, cpu = layer_of(package, runner, epilogue), layer_of(package, None, epilogue)
-    for tokens in (13, 1):
-        x, ids, weights = make_inputs(layer, tokens, seed=tokens, experts=EXPERTS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_layer_gives_the_bytes_of_the_cpu_target_and_of_the_reference(place: RouterWeight, tmp_path: Path) -> None:
+    package = built_package(place, tmp_path)
+    for epilogue in (Epilogue.INTERLEAVED, Epilogue.COMPACT):
+        runner = InterpreterRunner(Target.SM_100A, SCHEDULES)
+        layer, cpu = layer_of(package, runner, epilogue), layer_of(package, None, epilogue)
+        x, ids, weights = make_inputs(layer, 13, experts=EXPERTS)
         x = (x * 4).round() / 2
         ids[0, 0] = EXPERTS + 3
-        pipeline = layer.engine.decide(tokens).pipeline
+        pipeline = layer.engine.decide(13).pipeline
         y = layer(x, ids, weights)
         assert torch.equal(y, reference_output(layer, pipeline, x, ids, weights))
         assert torch.equal(y, cpu(x, ids, weights))
         assert torch.count_nonzero(y) > 0
-    assert layer(*make_inputs(layer, 0, experts=EXPERTS)).shape == (0, HIDDEN)
-    assert not [report for result in runner.results for report in result.reports]
-
-
-def test_the_pipelines_hold_the_copies_that_their_inputs_and_epilogues_need(package: TestPackage) -> None:
-    layer = layer_of(package, InterpreterRunner(Target.SM_100A, SCHEDULES[:1]), Epilogue.COMPACT)
-    for pipeline in layer.engine.pipelines.values():
-        kinds = {step.op.kind for step in pipeline.steps}
-        assert (OpKind.GATHER in kinds) == (RouterWeight.INPUT.value in package.directory.name)
-        assert (OpKind.DEINTERLEAVE in kinds) == (pipeline.epilogue is Epilogue.INTERLEAVED)
+        kinds = {step.op.kind for step in layer.engine.pipelines[pipeline].steps}
+        assert (OpKind.GATHER in kinds) == (place is RouterWeight.INPUT)
+        assert (OpKind.DEINTERLEAVE in kinds) == (epilogue is Epilogue.INTERLEAVED)
+        assert layer(*make_inputs(layer, 0, experts=EXPERTS)).shape == (0, HIDDEN)
+        assert torch.count_nonzero(layer(x, torch.full_like(ids, -1), weights)) == 0
+        assert not [report for result in runner.results for report in result.reports]

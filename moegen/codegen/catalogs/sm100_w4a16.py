@@ -43,8 +43,8 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
 CLOCK_GHZ = 1.9
 ISSUE_LANES = 4
 """Warp instructions a multiprocessor issues in a cycle."""
-DECODE_ISSUE = 20.0
-"""Warp instructions that decode one m16k16 fragment: the count of the compiled loop."""
+DECODE_ISSUE = 23.5
+"""Warp instructions that copy and decode one m16k16 fragment: the count of the compiled loop (m128, k256, bf16)."""
 TOKEN_ISSUE = 2.5
 """Loading and pairing the eight tokens of one k16 step, shared by a warp's fragments."""
 WEIGHTED_ISSUE = 20.0

@@ -34,17 +34,13 @@ struct Bf16Operands {
     }
   }
 
-  // The product has six significant bits: exact. Pairs 0 and 1 move e e m and the sign with one multiplication.
+  // The product has six significant bits: exact. One multiplication moves e e m and, again, the sign; pairs 2 and 3 are
+  // those of the word's upper bytes.
   template <int kPair>
   static __device__ __forceinline__ uint32_t decode(uint32_t word, uint32_t scale) {
-    uint32_t bits;
-    if constexpr (kPair < 2) {
-      constexpr uint32_t kNibbles = 0x000F000Fu << (4 * kPair), kMoves = 0x1040u >> (4 * kPair);
-      bits = ((word & kNibbles) * kMoves) & (kMagnitudes | kSigns);
-    } else {
-      bits = ((word >> (4 * kPair - 6)) & kMagnitudes) | ((word << (12 - 4 * kPair)) & kSigns);
-    }
-    return mul_bf16x2(bits, scale);
+    constexpr int kPlace = 4 * (kPair % 2);
+    const uint32_t nibbles = (kPair < 2 ? word : word >> 8) & (0x000F000Fu << kPlace);
+    return mul_bf16x2((nibbles * (0x1040u >> kPlace)) & (kMagnitudes | kSigns), scale);
   }
 
   static __device__ __forceinline__ void mma(float (&acc)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

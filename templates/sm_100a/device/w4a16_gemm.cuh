@@ -32,34 +32,43 @@ struct Tile {
   }
 };
 
+// Steps in which a thread's piece of a row, `start` bytes into a stage's share of it, holds any of its `total` bytes.
+template <int StageBytes>
+__device__ __forceinline__ int steps_of(int total, int start) {
+  return (total - start + StageBytes - 1) / StageBytes;
+}
+
 // Copies of a thread's share of one tile's weights. Pitch: bytes of a row of codes; ScalePitch: scale columns.
 template <class S, int Pitch, int ScalePitch>
 struct WeightCopies {
   static constexpr int kPieces = S::kDepth / 32, kRowsAtOnce = S::kThreads / kPieces;
   static constexpr int kRounds = S::kRows / kRowsAtOnce;
   static constexpr int kTileBytes = S::kRows * 4;  // of the scales of 64 of K
+  static constexpr int kTiles = S::kDepth / 64;
 
-  const uint8_t* codes[kRounds];  // null past N
+  const uint8_t* codes[kRounds];
   const uint8_t* scales;
   uint32_t code_target, scale_target;
-  int piece;
+  int code_steps, scale_steps;
 
   __device__ WeightCopies(const W4A16Arguments& p, const Tile& tile, uint32_t base) {
-    const int thread = threadIdx.x, row = thread / kPieces;
-    piece = thread % kPieces;
+    const int thread = threadIdx.x, row = thread / kPieces, piece = thread % kPieces;
 #pragma unroll
     for (int i = 0; i < kRounds; i++) {
       const int local = row + i * kRowsAtOnce;
       const int global = S::fragment_row(tile.row_tile, local / kFragmentRows) + local % kFragmentRows;
-      const int64_t place = int64_t(tile.expert) * S::kN + global;
-      codes[i] = global < S::kN ? p.codes + place * Pitch + piece * 16 : nullptr;
+      // Fragments past N read the last row: nothing of them is stored.
+      codes[i] = p.codes + (int64_t(tile.expert) * S::kN + min(global, S::kN - 1)) * Pitch + piece * 16;
     }
     code_target = base + row * (kPieces * 16) + code_slot(row, piece) * 16;
+    code_steps = steps_of<S::kDepth / 2>(Pitch, piece * 16);
     constexpr int kScaleRows = (S::kN + kUnitRows - 1) / kUnitRows * kUnitRows, kScalePieces = kTileBytes / 16;
     const int unit = tile.row_tile / S::kUnitTiles, part = tile.row_tile % S::kUnitTiles;
-    scales = p.scales + (int64_t(tile.expert) * kScaleRows + unit * kUnitRows) * ScalePitch +
-             thread / kScalePieces * 512 + part * kTileBytes + thread % kScalePieces * 16;
+    const int scale_tile = thread / kScalePieces;
+    scales = p.scales + (int64_t(tile.expert) * kScaleRows + unit * kUnitRows) * ScalePitch + scale_tile * 512 +
+             part * kTileBytes + thread % kScalePieces * 16;
     scale_target = base + S::kScaleOffset + thread * 16;
+    scale_steps = steps_of<kTiles>(ScalePitch / 4, scale_tile);
   }
 
   // Rows of 128 bytes: odd rows swap their halves, so that eight lanes of a load meet eight bank groups.
@@ -67,42 +76,41 @@ struct WeightCopies {
     return kPieces == 8 ? piece ^ (row & 1) * 4 : piece;
   }
 
-  __device__ __forceinline__ void start(int step, int stage, const W4A16Arguments& p) const {
+  __device__ __forceinline__ void start(int step, int stage) const {
     const uint32_t offset = stage * S::kStageBytes;
-    const int byte = step * (S::kDepth / 2);
 #pragma unroll
     for (int i = 0; i < kRounds; i++) {
-      const bool present = codes[i] != nullptr && byte + piece * 16 < Pitch;
-      copy_async(code_target + offset + i * (kRowsAtOnce * kPieces * 16), present ? codes[i] + byte : p.codes, present);
+      const uint32_t target = code_target + offset + i * (kRowsAtOnce * kPieces * 16);
+      copy_async(target, codes[i] + step * (S::kDepth / 2), step < code_steps);
     }
-    constexpr int kTiles = S::kDepth / 64;
     if (threadIdx.x < kTiles * kTileBytes / 16) {
-      const int tile = step * kTiles + int(threadIdx.x) / (kTileBytes / 16);
-      const bool present = tile < ScalePitch / 4;
-      copy_async(scale_target + offset, present ? scales + step * (kTiles * 512) : p.scales, present);
+      copy_async(scale_target + offset, scales + step * (kTiles * 512), step < scale_steps);
     }
   }
 };
 
-// Copies of token rows. Gathering reads x through row_slot; kTopK slots a token.
+// Copies of token rows. Gathering reads x through row_slot; TopK slots a token.
 template <class S, bool Gathered, int TopK>
 struct TokenCopies {
   static constexpr int kPieces = S::kDepth / 8, kRowsAtOnce = S::kThreads / kPieces;
   static constexpr int kRounds = (S::kTokens + kRowsAtOnce - 1) / kRowsAtOnce;
 
-  uint32_t base;
-  int row, piece;
-  int64_t source_row[kRounds];  // -1: zeros
+  const uint16_t* source;  // this thread's piece of row 0, or of the tile's first row
+  uint32_t target;
+  int steps;
+  int32_t token[Gathered ? kRounds : 1];  // -1: zeros
 
-  __device__ TokenCopies(const W4A16Arguments& p, const Tile& tile, uint32_t shared)
-      : base(shared + S::kTokenOffset), row(threadIdx.x / kPieces), piece(threadIdx.x % kPieces) {
+  __device__ TokenCopies(const W4A16Arguments& p, const Tile& tile, uint32_t base) {
+    const int row = threadIdx.x / kPieces, piece = threadIdx.x % kPieces;
+    source = p.rows + piece * 8 + (Gathered ? 0 : int64_t(tile.first_row + row) * S::kK);
+    target = base + S::kTokenOffset + row * (S::kDepth * 2) + slot(row, piece) * 16;
+    steps = row < S::kTokens ? steps_of<S::kDepth>(S::kK, piece * 8) : 0;
+    if constexpr (Gathered) {
 #pragma unroll
-    for (int i = 0; i < kRounds; i++) {
-      const int local = row + i * kRowsAtOnce;
-      source_row[i] = tile.first_row + local;
-      if constexpr (Gathered) {
-        const int slot = local < S::kTokens ? p.row_slot[tile.first_row + local] : -1;
-        source_row[i] = slot < 0 ? -1 : slot / TopK;
+      for (int i = 0; i < kRounds; i++) {
+        const int local = row + i * kRowsAtOnce;
+        const int found = local < S::kTokens ? p.row_slot[tile.first_row + local] : -1;
+        token[i] = found < 0 ? -1 : found / TopK;
       }
     }
   }
@@ -110,16 +118,14 @@ struct TokenCopies {
   // A lane loads pieces 4 q + i of rows g: these slots spread eight of its neighbours over all bank groups.
   static __device__ __forceinline__ int slot(int row, int piece) { return piece ^ ((piece >> 3 & 1) | (row & 1) << 1); }
 
-  __device__ __forceinline__ void start(int step, int stage, const W4A16Arguments& p) const {
-    const int column = step * S::kDepth + piece * 8;
+  __device__ __forceinline__ void start(int step, int stage) const {
+    if (S::kTokens < kRowsAtOnce && threadIdx.x / kPieces >= S::kTokens) return;
+    const uint16_t* column = source + step * S::kDepth;
 #pragma unroll
     for (int i = 0; i < kRounds; i++) {
-      const int local = row + i * kRowsAtOnce;
-      const bool present = column < S::kK && source_row[i] >= 0;
-      const uint16_t* source = present ? p.rows + source_row[i] * S::kK + column : p.rows;
-      if (S::kTokens % kRowsAtOnce == 0 || local < S::kTokens) {
-        copy_async(base + stage * S::kStageBytes + local * (S::kDepth * 2) + slot(local, piece) * 16, source, present);
-      }
+      const int64_t row = Gathered ? int64_t(token[i]) : i * kRowsAtOnce;
+      const bool present = step < steps && row >= 0;
+      copy_async(target + stage * S::kStageBytes + i * (kRowsAtOnce * S::kDepth * 2), column + row * S::kK, present);
     }
   }
 };
@@ -221,7 +227,7 @@ __device__ __forceinline__ void w4a16_gemm(const W4A16Arguments& p) {
   if (active) {
 #pragma unroll
     for (int stage = 0; stage < S::kStages - 1; stage++) {
-      if (stage < S::kSteps) weights.start(stage, stage, p);
+      if (stage < S::kSteps) weights.start(stage, stage);
     }
   }
   if constexpr (!G::kGathered) dependency_wait();
@@ -231,7 +237,7 @@ __device__ __forceinline__ void w4a16_gemm(const W4A16Arguments& p) {
   const typename G::Weights input_weights(p, tile);
 #pragma unroll
   for (int stage = 0; stage < S::kStages - 1; stage++) {
-    if (stage < S::kSteps) tokens.start(stage, stage, p);
+    if (stage < S::kSteps) tokens.start(stage, stage);
     commit_copies();
   }
   Accumulators<S> acc = {};
@@ -242,8 +248,8 @@ __device__ __forceinline__ void w4a16_gemm(const W4A16Arguments& p) {
     __syncthreads();  // this stage has arrived for all, and the one before it is free
     const int next = step + S::kStages - 1, free = stage == 0 ? S::kStages - 1 : stage - 1;
     if (next < S::kSteps) {
-      weights.start(next, free, p);
-      tokens.start(next, free, p);
+      weights.start(next, free);
+      tokens.start(next, free);
     }
     commit_copies();
 #pragma unroll 1

@@ -5,7 +5,7 @@
 
 namespace moegen {
 
-// Copies 16 bytes past L1, or writes 16 zeros where not `present`; `source` must be a valid address either way.
+// Copies 16 bytes past L1, or writes 16 zeros and reads nothing where not `present`.
 __device__ __forceinline__ void copy_async(uint32_t target, const void* source, bool present) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(present ? 16u : 0u)
                : "memory");
