@@ -2,7 +2,6 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -200,16 +199,3 @@ def test_fr_46_foreign_ids_add_exactly_nothing(built: TestPackage) -> None:
     expected = reference_output(layer, name, x, foreign, weights)
     assert torch.count_nonzero(got[3]) == 0
     assert (got.cpu().float() - expected.float()).norm() / expected.float().norm() <= 5e-3
-
-
-def test_fr_27_packed_float_dtypes_are_the_same_bytes(built: TestPackage) -> None:
-    plain = random_weights(7, 256, 160, 8)
-    views = [
-        replace(side, codes=side.codes.view(torch.float4_e2m1fn_x2), scales=side.scales.view(torch.float8_e4m3fn))
-        for side in (plain.gate, plain.up, plain.down)
-        if side is not None
-    ]
-    viewed = replace(plain, gate=views[0], up=views[1], down=views[2])
-    inputs = on_gpu(layer_of(built), seed=8)
-    first, second = (loaded(built).from_tensors(weights)(*inputs) for weights in (plain, viewed))
-    assert torch.equal(first, second)

@@ -4,7 +4,6 @@ What is not here: quantisers and gathers (FR-01, 03, 04, 05) and single gemms (F
 byte in ``tests/hopper``; sizes beyond 32 bits in ``test_gpu_sizes.py``; graphs, streams and threads in ``test_gpu.py``.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 from runtime.packages import TestPackage, gpu_package, make_inputs, reference_output
 from runtime.writers import random_weights
 
+from moegen.core.abi import arguments
 from moegen.core.enums import Target
-from moegen.runtime import ExpertWeights, LoadedPackage, load
-from moegen.runtime.checkpoint import Projection
+from moegen.runtime import LoadedPackage, MoELayer, load
 from moegen.tune.gate import gate_tolerance, judge
 from moegen.tune.verify import verify_pipelines
 
@@ -53,8 +52,8 @@ def test_every_pipeline_passes_verification(tmp_path: Path, name: str, formats: 
 def test_fr_07_empty_and_hot_experts(tmp_path: Path, experts: int, counts: tuple[int, ...]) -> None:
     geometry = {"hidden": 80, "intermediate": 144, "experts": experts, "top_k": 1}
     made = gpu_package(tmp_path, geometry=geometry, epilogues=["compact"], tune=FEW, **W4A16)
-    weights = with_idle_nan(random_weights(experts, 80, 144, 3), torch.tensor(counts) == 0)
-    layer = loaded(made, max_tokens=300).from_tensors(weights)
+    layer = loaded(made, max_tokens=300).from_tensors(random_weights(experts, 80, 144, 3))
+    spoil_idle(layer, torch.tensor(counts, device="cuda") == 0)
     ids = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts))[:, None]
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(5))].cuda()
     x, _, routed = (tensor.cuda() for tensor in make_inputs(layer, len(ids), experts=experts))
@@ -65,11 +64,14 @@ def test_fr_07_empty_and_hot_experts(tmp_path: Path, experts: int, counts: tuple
     assert all(torch.equal(layer(x, ids, routed), first) for _ in range(50))
 
 
-def with_idle_nan(weights: ExpertWeights, idle: torch.Tensor) -> ExpertWeights:
-    """Experts that no token reaches have NaN second-level scales: nothing of theirs may matter."""
-    sides = [weights.gate, weights.up, weights.down]
-    gate, up, down = (replace(side, second=side.second.masked_fill(idle, torch.nan)) for side in sides if side)
-    return replace(weights, gate=gate, up=up, down=down)
+def spoil_idle(layer: MoELayer, idle: torch.Tensor) -> None:
+    """Experts that no token reaches get NaN second-level scales and packed bytes of 0xFF: nothing of theirs counts."""
+    for pipeline in layer.engine.pipelines.values():
+        for step in pipeline.steps:
+            for argument in arguments(step.op):
+                tensor = layer.engine.bank.get(step.op, argument)
+                if tensor is not None and argument.role == "weight":
+                    tensor[idle] = 0xFF if tensor.dtype is torch.uint8 else torch.nan
 
 
 @pytest.mark.parametrize("intermediate", [704, 640])
@@ -83,25 +85,9 @@ def test_fr_08_tensor_parallel_shares_sum_to_the_whole(tmp_path: Path, intermedi
         package = loaded(made)
         total = torch.zeros(40, 256, device="cuda")
         for rank in range(ranks):
-            layer = package.from_tensors(share_of(weights, rank * share, share))
+            layer = package.from_tensors(weights.intermediate_slice(rank, ranks))
             x, ids, routed = (tensor.cuda() for tensor in make_inputs(layer, 40, experts=3))
             total += layer(x, ids, routed).float()
         outputs[ranks] = total
     for ranks in (2, 4):
         assert (outputs[ranks] - outputs[1]).norm() / outputs[1].norm() <= 1e-2
-
-
-def share_of(weights: ExpertWeights, start: int, count: int) -> ExpertWeights:
-    """The channels ``start …`` of the intermediate size: rows of gate and up, columns of down."""
-
-    def rows(side: Projection) -> Projection:
-        cut = slice(start, start + count)
-        return replace(side, codes=side.codes[:, cut].contiguous(), scales=side.scales[:, cut].contiguous())
-
-    down = weights.down
-    codes = down.codes[..., start // 2 : (start + count) // 2].contiguous()
-    scales = down.scales[..., start // 16 : (start + count) // 16].contiguous()
-    assert weights.gate is not None
-    return replace(
-        weights, gate=rows(weights.gate), up=rows(weights.up), down=replace(down, codes=codes, scales=scales)
-    )
