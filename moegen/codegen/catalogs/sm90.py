@@ -118,6 +118,9 @@ ISSUE_NS = 2.55 / (4 * 32 * 1.7)
 """Decoding one weight on one multiprocessor: 2.55 instructions over four schedulers of 32 lanes at 1.7 GHz."""
 WGMMA_CYCLES = {8: 13, 16: 13, 24: 13, 32: 16, 48: 24}
 """Cycles of one m64k16 multiply by token width; half the width beyond 48."""
+GATHER_CYCLES = 7
+"""A warp's asynchronous copy of 128 bytes of a row in 4-byte words; 0.4 of it lengthens the multiplies beside it."""
+GATHER_SHARE = 0.4
 CLOCK_GHZ = 1.7
 CHAINED_US = 1.5
 """One more launch of a chain."""
@@ -395,10 +398,13 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     multiply_us = 1e-3 * weights / 1024 * cycles / CLOCK_GHZ / device.cores
     decode_us = 1e-3 * weights * ISSUE_NS / device.cores
     read_us = 1e6 * gemm_bytes(op, load) / (READ_SHARE * device.read_bytes_s)
-    items = load.hit_experts * tiles_each * -(-weight_tiles(op) // (groups * tiles))
+    row_tiles = -(-weight_tiles(op) // (groups * tiles))
+    items = load.hit_experts * tiles_each * row_tiles
     waves = -(-items // device.cores) * device.cores / max(items, 1e-9)
     quantised = 1.0 + 0.15 * op.w4a4
-    work_us = max(read_us, multiply_us * quantised, decode_us) * min(waves, 2.0)
+    copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0
+    gather_us = GATHER_SHARE * 1e-3 * copies * GATHER_CYCLES / CLOCK_GHZ / device.cores
+    work_us = max(read_us, multiply_us * quantised + gather_us, decode_us) * min(waves, 2.0)
     return work_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
 
 
