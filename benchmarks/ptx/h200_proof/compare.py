@@ -13,7 +13,6 @@ from benchmarks.ptx.h200_proof import interpreter, scalar, shapes
 from benchmarks.ptx.h200_proof.scalar import Case
 from moegen.ptx import tensormap
 
-
 #: Smallest normal number: a relative bound becomes an absolute one below it.
 _SMALLEST = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126}
 

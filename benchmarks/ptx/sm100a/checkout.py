@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,48 @@ def to_bf16(values: Any) -> Any:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
+@dataclass
+class DenseProblem:
+    """Operands of a dense block-scaled GEMM with bf16 output, and its result.
+
+    Attributes:
+        element, scale: CuTeDSL types of operands and scale factors.
+        pointers: A, B, their scale factors, output.
+        block: elements per scale factor.
+    """
+
+    element: Any
+    scale: Any
+    pointers: tuple[Any, ...]
+    block: int
+    buffers: list[Any]
+    want: Any
+
+    def case(self, call: Any, arguments: tuple[Any, ...]) -> Case:
+        """The problem with a compiled kernel."""
+        return Case(call, arguments, self.buffers, self.buffers[-1], self.want)
+
+
+def dense_problem(mnkl: tuple[int, int, int, int], fmt: str, wide: bool, seed: int) -> DenseProblem:
+    """Random operands in ``nvfp4``, ``mxfp4`` or ``mxfp8``."""
+    cutlass = importlib.import_module("cutlass")
+    m, n, k, batch = mnkl
+    rng = np.random.default_rng(seed)
+    a, b = make(rng, batch, m, k, fmt=fmt, wide=wide), make(rng, batch, n, k, fmt=fmt, wide=wide)
+    out = aligned(batch * m * n * 2)
+    element = cutlass.Float8E4M3FN if fmt == "mxfp8" else cutlass.Float4E2M1FN
+    scale = cutlass.Float8E4M3FN if fmt == "nvfp4" else cutlass.Float8E8M0FNU
+    pointers = (
+        pointer(element, a.codes, 16),
+        pointer(element, b.codes, 16),
+        pointer(scale, a.scales, 32),
+        pointer(scale, b.scales, 32),
+        pointer(cutlass.BFloat16, out, 16),
+    )
+    buffers = [a.codes, b.codes, a.scales, b.scales, out]
+    return DenseProblem(element, scale, pointers, 16 if fmt == "nvfp4" else 32, buffers, to_bf16(products(a, b)))
+
+
 def dense(
     mnkl: tuple[int, int, int, int],
     tile: tuple[int, int],
@@ -141,25 +184,10 @@ def dense(
     """``dense_blockscaled_gemm_persistent``: six warps, TMA store, bf16 output."""
     module = example("blackwell.kernel.blockscaled_gemm.dense_blockscaled_gemm_persistent")
     cutlass = importlib.import_module("cutlass")
-    m, n, k, batch = mnkl
-    rng = np.random.default_rng(seed)
-    a, b = make(rng, batch, m, k, fmt=fmt, wide=wide), make(rng, batch, n, k, fmt=fmt, wide=wide)
-    out = aligned(batch * m * n * 2)
-    element = cutlass.Float8E4M3FN if fmt == "mxfp8" else cutlass.Float4E2M1FN
-    scale = cutlass.Float8E4M3FN if fmt == "nvfp4" else cutlass.Float8E8M0FNU
-    kernel = module.Sm100BlockScaledPersistentDenseGemmKernel(16 if fmt == "nvfp4" else 32, tile, cluster)
+    problem = dense_problem(mnkl, fmt, wide, seed)
+    kernel = module.Sm100BlockScaledPersistentDenseGemmKernel(problem.block, tile, cluster)
+    types = (problem.element, problem.element, cutlass.BFloat16, problem.scale)
     with options_for() as flags:
-        call = module.scaled_mm(
-            kernel, element, element, cutlass.BFloat16, scale, "k", "k", "n", active, stream(), options=flags
-        )
+        call = module.scaled_mm(kernel, *types, "k", "k", "n", active, stream(), options=flags)
         assert call.__ptx__
-    arguments = (
-        pointer(element, a.codes, 16),
-        pointer(element, b.codes, 16),
-        pointer(scale, a.scales, 32),
-        pointer(scale, b.scales, 32),
-        pointer(cutlass.BFloat16, out, 16),
-        tuple(cutlass.Int32(v) for v in mnkl),
-        stream(),
-    )
-    return Case(call, arguments, [a.codes, b.codes, a.scales, b.scales, out], out, to_bf16(products(a, b)))
+    return problem.case(call, (*problem.pointers, tuple(cutlass.Int32(v) for v in mnkl), stream()))

@@ -7,10 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.ptx.sm100a.checkout import Case, options_for, pointer, stream, to_bf16
-from benchmarks.ptx.sm100a.operands import aligned, make, products
+from benchmarks.ptx.sm100a.checkout import Case, dense_problem, options_for, stream
 from moegen.ptx import capture
 
 PACKAGE = "nvidia-cutlass-operators"
@@ -53,24 +50,11 @@ def gemm(
     """Persistent dense block-scaled GEMM of the package, bf16 output."""
     module = implementation()
     cutlass, cute = importlib.import_module("cutlass"), importlib.import_module("cutlass.cute")
-    m, n, k, batch = mnkl
-    rng = np.random.default_rng(seed)
-    a, b = make(rng, batch, m, k, fmt=fmt, wide=wide), make(rng, batch, n, k, fmt=fmt, wide=wide)
-    out = aligned(batch * m * n * 2)
-    element = cutlass.Float8E4M3FN if fmt == "mxfp8" else cutlass.Float4E2M1FN
-    scale = cutlass.Float8E4M3FN if fmt == "nvfp4" else cutlass.Float8E8M0FNU
+    problem = dense_problem(mnkl, fmt, wide, seed)
     layouts = (module.OperandMajorMode.K, module.OperandMajorMode.K, cutlass.tensor_utils.LayoutEnum.ROW_MAJOR)
-    pointers = (
-        pointer(element, a.codes, 16),
-        pointer(element, b.codes, 16),
-        pointer(scale, a.scales, 32),
-        pointer(scale, b.scales, 32),
-        pointer(cutlass.BFloat16, out, 16),
-    )
     shape = tuple(cutlass.Int32(v) for v in mnkl)
-    kernel = module.PersistentDenseBlockScaledGemmKernel(16 if fmt == "nvfp4" else 32, tile, cluster)
+    kernel = module.PersistentDenseBlockScaledGemmKernel(problem.block, tile, cluster)
     with options_for() as flags:
-        call = cute.compile(kernel, *pointers, layouts, shape, active, stream(), options=flags)
+        call = cute.compile(kernel, *problem.pointers, layouts, shape, active, stream(), options=flags)
         assert call.__ptx__
-    arguments = (*pointers, shape, stream())
-    return Case(call, arguments, [a.codes, b.codes, a.scales, b.scales, out], out, to_bf16(products(a, b)))
+    return problem.case(call, (*problem.pointers, shape, stream()))
