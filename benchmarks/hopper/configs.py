@@ -11,7 +11,10 @@ SHAPES = {
     "dsv3": Geometry(experts=256, top_k=8, hidden=7168, intermediate=2048),
     "qwen3": Geometry(experts=128, top_k=8, hidden=2048, intermediate=768),
     "gptoss": Geometry(experts=128, top_k=4, hidden=2880, intermediate=2880),
+    "dsv4f": Geometry(experts=256, top_k=6, hidden=4096, intermediate=2048),
 }
+FULL_FORM = "gptoss"
+"""The shape whose model has biases and a clamped activation: timed in that form too, which no peer here computes."""
 Schedule = tuple[str, int, int, int, bool]
 """Ladder, consumer warpgroups, m64 tiles of each, blocks a multiprocessor: the fields of the sm_90a ladder family; and
 whether blocks claim their items from a counter."""
@@ -61,8 +64,22 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
         2048: (AROUND_64, _one("n56_64_72_80"), WIDE_SKEW),
         8192: (AROUND_256, WIDE_SKEW),
     },
+    "dsv4f": {
+        1: (HALF, WHOLE),
+        8: (WHOLE,),
+        32: (SMALL, WHOLE),
+        128: (SMALL, SKEWED),
+        512: (SKEWED, _one("n16_24_32_64")),
+        2048: (_one("n40_48_56_64"), WIDE_SKEW),
+        8192: (_one("n168_176_184_192_200_208_224"), WIDE_SKEW),
+    },
 }
-GATHERING: dict[str, dict[int, tuple[Schedule, ...]]] = {"qwen3": {1: (_one("n8", 2),)}, "gptoss": {}, "dsv3": {}}
+GATHERING: dict[str, dict[int, tuple[Schedule, ...]]] = {
+    "qwen3": {1: (_one("n8", 2),)},
+    "gptoss": {},
+    "dsv3": {},
+    "dsv4f": {},
+}
 
 
 def route_of(slots: int) -> tuple[int, int]:
@@ -76,6 +93,11 @@ def configs(shape: str, tokens: int, *, fast: bool = False) -> list[Config]:
     plain = [Config(gemm1=s, gemm2=s, route=route, fast=fast) for s in BY_TOKENS[shape][tokens]]
     gathering = GATHERING[shape].get(tokens, ())
     return plain + [Config(gemm1=s, gemm2=s, gather=True, route=route, fast=fast) for s in gathering]
+
+
+def full_config(shape: str, tokens: int) -> Config | None:
+    """The first ladder in the form with biases and a clamped activation; None for shapes without it."""
+    return replace(configs(shape, tokens)[0], full=True) if shape == FULL_FORM else None
 
 
 MODE_TOKENS = (1, 8, 32, 128, 512, 2048, 8192)

@@ -37,9 +37,9 @@ from benchmarks.hopper.common import (
     reference,
     relative_error,
 )
-from benchmarks.hopper.configs import FAST_FROM, SHAPES, configs
+from benchmarks.hopper.configs import FAST_FROM, SHAPES, configs, full_config
 from benchmarks.hopper.ours import Bank, Config, Kernels, Layer
-from benchmarks.hopper.peers.adapters import ALL, Peer, release
+from benchmarks.hopper.peers.adapters import ALL, OTHER_CLASS, Peer, release
 
 STAGES = {"route": ("route", "gather"), "l1": ("gemm1",), "l2": ("gemm2",), "sum": ("combine",)}
 Call = Callable[[], Any]
@@ -124,11 +124,13 @@ def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: Weights, f
     for name, fast in classes:
         configs_by_class[name], sweeps[name] = ours.choose(cell, fast)
         checks[name] = ours.check(cell, configs_by_class[name], weights)
+    full = full_config(cell.shape, cell.tokens)
+    shown = configs_by_class | ({"moegen_full": full} if full else {})
     moe: dict[str, list[Call]] = {}
     stages: dict[str, dict[str, list[Call]]] = {}
     keep: list[Any] = []
     workspace = 0
-    for name, config in configs_by_class.items():
+    for name, config in shown.items():
         layer = ours.layer(cell, config)
         outputs = [torch.empty_like(x) for x in cell.inputs]
         every = [ours.given(cell, outputs, index) for index in range(len(outputs))]
@@ -159,15 +161,17 @@ def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: Weights, f
             for name, made in stages.items()
         },
         "floor": floors(cell, found),
-        "configs": {name: vars(config) for name, config in configs_by_class.items()},
+        "configs": {name: vars(config) for name, config in shown.items()},
         "sweeps": sweeps,
         "checks": checks,
         "workspace_bytes": workspace,
+        "slot_bytes": slot_bytes(cell),
         "sm_clock_mhz": sm_clock_mhz(),
     }
     if sustained:
-        best = min((name for name in peers), key=lambda name: row["burst_us"][name], default=None)
-        chosen = {name: moe[name] for name in (*configs_by_class, best) if name}
+        rivals = [name for name in peers if name not in OTHER_CLASS]
+        best = min(rivals, key=lambda name: row["burst_us"][name], default=None)
+        chosen = {name: moe[name] for name in (*shown, best) if name}
         graphs = {name: capture(calls) for name, calls in chosen.items()}
         longer = interleaved(graphs, count, 2, SUSTAINED_S)
         row["sustained_us"] = {name: statistics.median(values) for name, values in longer.items()}
@@ -175,18 +179,26 @@ def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: Weights, f
     return row
 
 
+def slot_bytes(cell: Cell) -> int:
+    """Bytes that T·k slots need in bf16: their rows, the activated rows, the output rows."""
+    sizes = SHAPES[cell.shape]
+    return 2 * cell.tokens * sizes.top_k * (2 * sizes.hidden + sizes.intermediate)
+
+
 def show(row: Any, peers: dict[str, Peer]) -> None:
     burst, floor = row["burst_us"], row["floor"]["moe"]
-    best = min((burst[name] for name in peers), default=float("nan"))
-    ratios = " ".join(f"{name} x{best / burst[name]:.2f}" for name in burst if name.startswith("moegen"))
+    best = min((burst[name] for name in peers if name not in OTHER_CLASS), default=float("nan"))
+    ratios = " ".join(f"{name} x{best / burst[name]:.2f}" for name in ("moegen", "moegen_fast") if name in burst)
     if "sustained_us" in row:
         s = row["sustained_us"]
         rest = [v for k, v in s.items() if not k.startswith("moegen")]
         if rest:
-            ratios += " sustained " + " ".join(f"x{min(rest) / s[name]:.2f}" for name in s if name.startswith("moegen"))
+            mine = [name for name in ("moegen", "moegen_fast") if name in s]
+            ratios += " sustained " + " ".join(f"x{min(rest) / s[name]:.2f}" for name in mine)
     print(
         f"{row['shape']:7s} {row['routing'][:4]} M={row['tokens']:5d} {ratios} floor {floor / burst['moegen']:.2f} | "
         + " ".join(f"{name}={value:.1f}" for name, value in burst.items())
+        + f" | workspace {row['workspace_bytes'] / row['slot_bytes']:.2f} of what the slots need"
         + f" | err {row['checks']['moegen'][0]:.1e} {row['stages_us']['moegen']}"
         + f" g1={row['configs']['moegen']['gemm1']} g2={row['configs']['moegen']['gemm2']}",
         flush=True,

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from benchmarks.hopper.common import DEVICE, Cell, Nvfp4
 from benchmarks.hopper.configs import SHAPES
+from benchmarks.hopper.peers.mxfp4 import TritonKernels
 
 Stages = dict[str, list[Callable[[], Any]]]
 STAGES = ("route", "l1", "act", "l2", "sum", "moe")
@@ -329,12 +330,15 @@ def marlin_pack(
     return torch.stack(codes_of), torch.stack(scales_of), (w.gscale * 2.0**119 / factor).float()
 
 
-Peer = Humming | Marlin
+Peer = Humming | Marlin | TritonKernels
 ALL: dict[str, Callable[[], Peer]] = {
     "humming_idx": lambda: Humming("indexed"),
     "humming_grp": lambda: Humming("grouped_contiguous"),
     "marlin": Marlin,
+    "triton_mxfp4": TritonKernels,
 }
+OTHER_CLASS = ("triton_mxfp4",)
+"""Peers of another numerics class: timed and shown, but no ratio is taken against them."""
 
 
 def release() -> None:
