@@ -47,15 +47,15 @@ class Trace:
         return False
 
 
-@pytest.mark.parametrize("accumulators", [1, 2])
-def test_two_accumulators_let_the_next_tile_begin(accumulators: int, blackwell_workshop: Workshop) -> None:
-    """Of plain tiles of 128 x 128; with one accumulator the tensor core waits for the last read of it."""
-    case = GemmCase(BASE | {"form": "plain", "cols": 128, "k": 128, "acc_stages": accumulators, "bulk_stores": False})
+@pytest.mark.parametrize(("cols", "accumulators"), [(128, 1), (128, 2), (256, 2)])
+def test_two_accumulators_let_the_next_tile_begin(cols: int, accumulators: int, blackwell_workshop: Workshop) -> None:
+    """With one accumulator the tensor core waits for the last read of it; two of 256 columns share some."""
+    case = GemmCase(BASE | {"form": "plain", "cols": cols, "k": 128, "acc_stages": accumulators, "bulk_stores": False})
     trace = Trace()
     kernel = blackwell_workshop.kernel(case.variant, (Options(policy=Policy.EAGER, trace=trace),))
     check_op(kernel, case.op, case.case, buffers(case.case))
     steps_of_depth = -(-272 // 128) * (128 // 64)
-    assert trace.overlaps(multiplies=steps_of_depth, loads=128 // 32) == (accumulators == 2)
+    assert trace.overlaps(multiplies=steps_of_depth, loads=cols // 32) == (accumulators == 2)
 
 
 @pytest.mark.parametrize("form", ["plain", "swapped"])

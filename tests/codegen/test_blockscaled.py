@@ -108,7 +108,8 @@ def test_a_persistent_grid_fits_the_device(ctas: int, predicate: str) -> None:
         ({"k": 32}, "depth"),
         ({"k": 96}, "depth"),
         ({"k": 192}, "box"),
-        ({"cols": 256, "acc_stages": 2}, "tensor_memory"),
+        ({"cols": 256, "acc_stages": 2, "k": 1024}, "tensor_memory"),
+        ({"bulk_stores": True}, "bulk_stores"),
         ({"acc_stages": 3}, "acc_stages"),
         ({"stages": 1}, "stages"),
         ({"stages": 7}, "shared_memory"),
@@ -143,6 +144,22 @@ def test_token_tile_and_row_format_must_be_the_ops() -> None:
     assert verdict(schedule(), gemm1(128, Epilogue.COMPACT, **W4A16)) == "operand"
 
 
+def test_boxes_of_rows_lie_within_a_token_tile() -> None:
+    rows = gemm1(32, Epilogue.COMPACT)
+    assert verdict(schedule(bulk_stores=True, cols=32, swap_ab=True), rows) == ""
+    assert verdict(schedule(bulk_stores=True, cols=16, swap_ab=True), gemm1(16, Epilogue.COMPACT)) == "bulk_stores"
+    boxes = shared_memory_bytes(schedule(bulk_stores=True)) - shared_memory_bytes(schedule())
+    assert boxes == 4 * 2 * 32 * 64
+
+
+def test_accumulators_of_256_columns_share_some() -> None:
+    """512 columns hold 2 · 256 and 12 of scales for each 64 of depth only when the accumulators overlap."""
+    for k in (64, 128, 256):
+        wide = schedule(cols=256, k=k, stages=2)
+        assert tensor_memory_columns(wide) == 512 + 12 * k // 64
+        assert verdict(wide) == ""
+
+
 def test_tensor_memory_is_accumulators_and_scales() -> None:
     """N 128 twice, and per K 64 four columns for each operand's 128 rows: 256 + 4 · 8; N 256: 512 + 4 · 12."""
     assert tensor_memory_columns(schedule()) == 288
@@ -173,7 +190,7 @@ def test_sm_100a_offers_every_mode_of_a_w4a4_layer() -> None:
     result = plan(quickstart(), Target.SM_100A)
     assert {pipeline.epilogue for pipeline in result.pipelines} == set(Epilogue)
     refused = {name for op in explain_plan(result)["ops"] for name in op["refused"]}
-    assert {"pairing", "tensor_memory", "shared_memory"} <= refused
+    assert {"pairing", "shared_memory", "bulk_stores"} <= refused
 
 
 def test_explicit_tiles_of_a_spec_are_checked_against_the_family() -> None:

@@ -67,7 +67,7 @@ def token_tile(schedule: Schedule) -> int:
 
 
 def tensor_memory_columns(schedule: Schedule) -> int:
-    """Columns that accumulators and both operands' scales occupy."""
+    """Columns that accumulators and both operands' scales would occupy side by side."""
     rows = schedule.number("rows") // schedule.number("cta_group")
     units = -(-rows // SCALE_ROWS) + -(-schedule.number("cols") // SCALE_ROWS)
     scales = units * SCALE_COLUMNS * (schedule.number("k") // MMA_K)
@@ -184,11 +184,15 @@ def stores_in_bulk(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdi
 
 
 def fits_tensor_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-    """Accumulators and scales share the multiprocessor's columns."""
-    columns = tensor_memory_columns(schedule)
-    if schedule.number("acc_stages") not in (1, 2):
-        return illegal("acc_stages", "one accumulator, or two", acc_stages=schedule.number("acc_stages"))
-    if columns > device.tmem_columns:
+    """Accumulators and scales share the multiprocessor's columns.
+
+    Two accumulators may share columns with each other, which are read first; half of one is enough to work on.
+    """
+    columns, stages = tensor_memory_columns(schedule), schedule.number("acc_stages")
+    if stages not in (1, 2):
+        return illegal("acc_stages", "one accumulator, or two", acc_stages=stages)
+    shared = schedule.number("cols") // 2 if stages == 2 else 0
+    if columns > device.tmem_columns + shared:
         return illegal(
             "tensor_memory", "accumulators and scales exceed tensor memory", columns=columns, limit=device.tmem_columns
         )

@@ -48,7 +48,7 @@ def make_rings(gemm, storage, cluster, layouts):
     )
     accumulators = pipeline.PipelineUmmaAsync.create(
         barrier_storage=storage.accumulated.data_ptr(),
-        num_stages=gemm.acc_stages,
+        num_stages=gemm.acc_ring,
         producer_group=thread_group,
         consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, WARP * len(EPILOGUE_WARPS) * gemm.group),
         cta_layout_vmnk=cluster,

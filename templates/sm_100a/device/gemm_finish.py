@@ -29,7 +29,7 @@ def finish_tiles(
     items,
     place,
 ):
-    """Finishes tile after tile, and hands each accumulator back when the last of it is in registers."""
+    """Finishes tile after tile, and hands each accumulator back when what the next tile overwrites is in registers."""
     thread, _, _ = cute.arch.thread_idx()
     accumulator = accumulator_tensor(gemm, mma, base)
     chunks = cute.flat_divide(accumulator[((None, None), 0, 0, None)], (CTA_ROWS, gemm.chunk))
@@ -40,16 +40,20 @@ def finish_tiles(
     shape = part.partition_D(cute.make_identity_tensor((CTA_ROWS, gemm.chunk))).shape
     sender = make_sender(gemm.boxes, *tensors.boxes, box_storage, thread // WARP) if gemm.boxes else None
     sent = Int32(0)
-    held = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, gemm.acc_stages)
+    held = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, gemm.acc_ring)
+    turn = Int32(0)
     taken = gemm_work.make_state()
     work = gemm_work.take(work_ring, items, taken)
     taken.advance()
     while work.expert >= 0:
         accumulators.consumer_wait(held)
-        for chunk in cutlass.range(gemm.cols // gemm.chunk, unroll=1):
+        for number in cutlass.range(gemm.cols // gemm.chunk, unroll=1):
+            chunk = chunk_of(gemm, number, turn)
             values = cute.make_rmem_tensor(shape, Float32)
-            cute.copy(copy, source[(None, None, None, 0, chunk, held.index)], values)
+            cute.copy(copy, source[(None, None, None, 0, chunk, turn)], values)
             cute.arch.fence_view_async_tmem_load()
+            if number == gemm.kept_chunks - 1:
+                accumulators.consumer_release(held)
             if cutlass.const_expr(gemm.swapped):
                 turn_around(gemm, staged, values, thread)
                 # Narrow tiles have less to finish than there are threads.
@@ -65,12 +69,22 @@ def finish_tiles(
                 row = work.token_tile * gemm.tokens + place * CTA_ROWS + thread
                 column = work.weight_tile * gemm.weights + chunk * CHUNK
                 sent += finish_chunk(gemm, epilogue, tensors, values, work, row, column, sender, sent)
-        accumulators.consumer_release(held)
         held.advance()
+        turn = (turn + 1) % gemm.acc_stages
         work = gemm_work.take(work_ring, items, taken)
         taken.advance()
     if cutlass.const_expr(sender is not None):
         sender.close()
+
+
+def chunk_of(gemm, number, turn):
+    """The chunk to read: the first of two overlapping accumulators is read from its end, where it is shared."""
+    if not gemm.overlap:
+        return number
+    along = gemm.chunks_a_box
+    last = gemm.cols // gemm.chunk // along - 1
+    backwards = (last - number // along) * along + number % along
+    return cutlass.select_(turn == 0, backwards, number)
 
 
 @cute.jit

@@ -26,6 +26,8 @@ ALIGNMENT = 1024
 CTA_ROWS = 128
 SCALE_COLUMN_ROWS = 32
 """Rows whose scales share a column of tensor memory."""
+MEMORY_COLUMNS = 512
+"""Columns of tensor memory."""
 SCALE_ROWS = 128
 """Rows of scales that are copied at a time."""
 SCALE_STEP = 64
@@ -116,10 +118,38 @@ class Gemm:
         return CTA_ROWS // SCALE_COLUMN_ROWS * steps, self.units * SCALE_ROWS // SCALE_COLUMN_ROWS * steps
 
     @property
+    def overlap(self):
+        """Columns that two accumulators share, since they and the scales would not fit otherwise."""
+        return max(0, self.cols * self.acc_stages + sum(self.scale_columns) - MEMORY_COLUMNS)
+
+    @property
+    def acc_ring(self):
+        """Accumulators that are handed over as a whole: overlapping ones take turns, and one is free at a time."""
+        return 1 if self.overlap else self.acc_stages
+
+    @property
+    def first_scale(self):
+        """The column after the accumulators."""
+        return self.cols * self.acc_stages - self.overlap
+
+    @property
     def memory_columns(self):
         """Columns to allocate: a power of two."""
-        needed = self.cols * self.acc_stages + sum(self.scale_columns)
+        needed = self.first_scale + sum(self.scale_columns)
         return max(32, 1 << (needed - 1).bit_length())
+
+    @property
+    def chunks_a_box(self):
+        """Chunks that are finished in a row, since they fill one box."""
+        return self.boxes.chunks if self.boxes else 1
+
+    @property
+    def kept_chunks(self):
+        """Chunks to read before the next tile may be accumulated: all, or those that the accumulators share."""
+        if not self.overlap:
+            return self.cols // self.chunk
+        shared = self.chunk * self.chunks_a_box
+        return -(-self.overlap // shared) * self.chunks_a_box
 
     @property
     def box_elements(self):
@@ -223,9 +253,13 @@ def operand_tiles(gemm, work):
 
 
 def accumulator_tensor(gemm, mma, base):
-    """Accumulators in tensor memory: (MMA, 1, 1, stage)."""
-    shape = cute.append(mma.partition_shape_C((gemm.rows, gemm.cols)), gemm.acc_stages)
-    return cute.make_tensor(base, mma.make_fragment_C(shape).layout)
+    """Accumulators in tensor memory: (MMA, 1, 1, accumulator).
+
+    Overlapping ones share the last columns of the first, which are the first of the second.
+    """
+    one = mma.make_fragment_C(mma.partition_shape_C((gemm.rows, gemm.cols))).layout
+    turns = cute.make_layout(gemm.acc_stages, stride=gemm.cols - gemm.overlap)
+    return cute.make_tensor(base, cute.append(one, turns))
 
 
 def stage_bytes(gemm, layouts):
@@ -248,7 +282,7 @@ def make_storage(gemm, layouts):
     @cute.struct
     class Storage:
         filled: cute.struct.MemRange[Int64, 2 * gemm.stages]
-        accumulated: cute.struct.MemRange[Int64, 2 * gemm.acc_stages]
+        accumulated: cute.struct.MemRange[Int64, 2 * gemm.acc_ring]
         scattered: cute.struct.MemRange[Int64, 2 * gemm.stages]
         scheduled: cute.struct.MemRange[Int64, 2 * gemm_work.DEPTH]
         tmem_released: Int64

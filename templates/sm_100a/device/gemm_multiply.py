@@ -46,22 +46,22 @@ def multiply_tiles(
     """Accumulates tile after tile; of a pair of CTAs the first issues everything."""
     a, b = mma.make_fragment_A(shared[0]), mma.make_fragment_B(shared[1])
     accumulator = accumulator_tensor(gemm, mma, base)
-    first_scale = gemm.cols * gemm.acc_stages
     one_stage = (None, None, None, 0)
     layout_a = blockscaled_layout.make_tmem_layout_sfa(mma, gemm.tiler, BLOCK, cute.slice_(layouts[2], one_stage))
     layout_b = blockscaled_layout.make_tmem_layout_sfb(mma, gemm.tiler, BLOCK, cute.slice_(layouts[3], one_stage))
-    column_b = base + first_scale + gemm.scale_columns[0]
-    scales_a = scale_tensor(base + first_scale, layout_a)
+    column_b = base + gemm.first_scale + gemm.scale_columns[0]
+    scales_a = scale_tensor(base + gemm.first_scale, layout_a)
     copy_a, from_a, to_a = scale_copy(gemm, shared[2], scales_a)
     copy_b, from_b, to_b = scale_copy(gemm, shared[3], scale_tensor(column_b, layout_b))
     filled = pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, gemm.stages)
-    target = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, gemm.acc_stages)
+    target = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, gemm.acc_ring)
+    turn = Int32(0)
     leads = place == 0
     taken = gemm_work.make_state()
     work = gemm_work.take(work_ring, items, taken)
     taken.advance()
     while work.expert >= 0:
-        tile = accumulator[(None, None, None, target.index)]
+        tile = accumulator[(None, None, None, turn)]
         # A tile that starts in the middle of a unit of scales skips the columns of the 64 rows before it.
         skipped = Int32(0)
         if cutlass.const_expr(not gemm.narrow):
@@ -88,6 +88,7 @@ def multiply_tiles(
         if leads:
             accumulators.producer_commit(target)
         target.advance()
+        turn = (turn + 1) % gemm.acc_stages
         work = gemm_work.take(work_ring, items, taken)
         taken.advance()
     accumulators.producer_tail(target)
