@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from blackwell.grid import FIRST_AXES, SECOND_AXES, GemmCase
+from blackwell.small import FUSED, PAIR, SWAPPED
 from blackwell.workshop import Workshop, checked
 from kernels.cases import buffers
 from kernels.compare import check_op
 
 from moegen.build.toolchain import OBJECT, PTX
 from moegen.cli.console import progress
-from moegen.core.enums import Epilogue, Target
+from moegen.core.enums import Target
 from moegen.ptx import ADVERSARIES, ExecutionError, PtxError
 from moegen.ptx.parser import parse
 from moegen.ptx.runner import InterpreterRunner
@@ -41,16 +41,7 @@ WORK = Path("build/mutation")
 SEED = 7
 PATIENCE = 10
 """A mutant that takes so many times the steps of the kernel itself never ends."""
-SMALL = {"cols": 64, "k": 64, "stages": 2, "acc_stages": 2}
-FIRST = {name: values[0] for name, values in FIRST_AXES.items()} | SMALL | {"geometry": (144, 208)}
-SECOND = {name: values[0] for name, values in SECOND_AXES.items()} | SMALL | {"geometry": (272, 144)}
-KERNELS = {
-    "gemm1 fused_fp4, one CTA": GemmCase(
-        {**FIRST, "form": "plain", "epilogue": Epilogue.FUSED_FP4, "bulk_stores": False}
-    ),
-    "gemm1 compact, CTA pairs": GemmCase({**FIRST, "form": "pair", "epilogue": Epilogue.COMPACT, "bulk_stores": True}),
-    "gemm2, swapped": GemmCase({**SECOND, "form": "swapped", "bulk_stores": True}),
-}
+KERNELS = {"gemm1 fused_fp4, one CTA": FUSED, "gemm1 compact, CTA pairs": PAIR, "gemm2, swapped": SWAPPED}
 
 
 @dataclass(frozen=True)
