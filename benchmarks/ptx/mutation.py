@@ -146,7 +146,7 @@ def kernels() -> dict[str, Callable[[], Subject]]:
     """Two kernels whose problems wrap every pipeline: several tiles per CTA, more K blocks than stages."""
     return {
         "gemm 128x128, 1 CTA": lambda: Subject(published.gemm((512, 256, 1536, 1), (128, 128), (1, 1), active=2)),
-        "gemm 256x128, CTA pairs": lambda: Subject(published.gemm((2048, 128, 1536, 1), (256, 128), (2, 1), active=2)),
+        "gemm 256x128, CTA pairs": lambda: Subject(published.gemm((1024, 128, 1024, 1), (256, 128), (2, 1), active=1)),
     }
 
 

@@ -56,7 +56,8 @@ def _table() -> dict[str, PtxType]:
     table["bf16"] = PtxType("bf16", "f", 16, np.dtype("u2"), np.dtype("u2"))
     for name, bits in (("f16x2", 32), ("bf16x2", 32), ("f32x2", 64), ("u16x2", 32), ("s16x2", 32)):
         table[name] = PtxType(name, "b", bits, np.dtype(f"u{bits // 8}"), np.dtype(f"u{bits // 8}"))
-    table["b128"] = PtxType("b128", "b", 128, np.dtype("V16"), np.dtype("V16"))
+    # Complex numbers are the 16-byte elements that NumPy gathers and selects fastest; they are moved, never added.
+    table["b128"] = PtxType("b128", "b", 128, np.dtype("c16"), np.dtype("c16"))
     return table
 
 

@@ -27,7 +27,7 @@ from moegen.ptx.state import Cta, first_lane
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
 
-_TYPES = "{b8,u8,s8,b16,u16,s16,b32,u32,s32,b64,u64,s64,f32,f64}"
+_TYPES = "{b8,u8,s8,b16,u16,s16,b32,u32,s32,b64,u64,s64,f32,f64,b128}"
 _CACHE = "{,.ca,.cg,.cs,.lu,.cv,.nc}"
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 

@@ -118,7 +118,7 @@ def _slct(e: Emit) -> Lowered:
 _CLOCKS = {"clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
 
 
-@instruction("mov.{pred,b16,b32,b64,u16,u32,u64,s16,s32,s64,f16,bf16,f32,f64}")
+@instruction("mov.{pred,b16,b32,b64,b128,u16,u32,u64,s16,s32,s64,f16,bf16,f32,f64}")
 def _mov(e: Emit) -> Lowered:
     kind = e.type()
     operand = e.item.operands[0] if e.item.operands else None
@@ -166,4 +166,5 @@ def _pack(e: Emit, kind: PtxType, dst: int) -> Pure:
     assert isinstance(operand, Vector)
     part = _part_type(e, kind, len(operand.items))
     slots = [e.as_source(item, part) for item in operand.items]
-    return e.pure(dst, f"cat([{', '.join(f'R[{s}]' for s in slots)}], U{kind.nbytes})")
+    whole = e.bind(np.dtype(kind.store), kind.name)
+    return e.pure(dst, f"cat([{', '.join(f'R[{s}]' for s in slots)}], {whole})")

@@ -34,6 +34,7 @@ _MODULES = (
     "isa_mbarrier",
     "isa_copy",
     "isa_tensor",
+    "isa_launch",
     "isa_mma",
     "isa_wgmma",
     "isa_tcgen05",

@@ -54,7 +54,7 @@ def run(
     *,
     out: int | None = None,
     block: int = 32,
-    grid: int = 1,
+    grid: int | tuple[int, int, int] = 1,
     cluster: int = 1,
     smem: int = 0,
     options: Options | None = None,

@@ -191,3 +191,31 @@ def dense(
         call = module.scaled_mm(kernel, *types, "k", "k", "n", active, stream(), options=flags)
         assert call.__ptx__
     return problem.case(call, (*problem.pointers, tuple(cutlass.Int32(v) for v in mnkl), stream()))
+
+
+def dynamic(mnkl: tuple[int, int, int, int], tile: tuple[int, int], cluster: tuple[int, int], seed: int = 0) -> Case:
+    """``dense_gemm_persistent_dynamic``: fp16, clusters take over work by clusterlaunchcontrol; pairs for M = 256."""
+    module = example("blackwell.kernel.dense_gemm.dense_gemm_persistent_dynamic")
+    cutlass, cute = importlib.import_module("cutlass"), importlib.import_module("cutlass.cute")
+    m, n, k, batch = mnkl
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(-4, 5, (batch, m, k)), rng.integers(-4, 5, (batch, n, k))
+    buffers = [aligned(2 * batch * size) for size in (m * k, n * k, m * n)]
+    for buffer, values in zip(buffers, (a, b), strict=False):
+        buffer.view(np.float16)[:] = values.reshape(-1)
+    kernel = module.PersistentDenseGemmKernel(cutlass.Float32, tile[0] == 256, tile, cluster, True)
+
+    def multiply(pa: cute.Pointer, pb: cute.Pointer, pc: cute.Pointer, on: Any) -> None:
+        shapes = ((m, k), (n, k), (m, n))
+        tensors = [
+            cute.make_tensor(p, cute.make_layout((rows, columns, batch), stride=(columns, 1, rows * columns)))
+            for p, (rows, columns) in zip((pa, pb, pc), shapes, strict=True)
+        ]
+        kernel(*tensors, on)
+
+    arguments = (*(pointer(cutlass.Float16, buffer, 16) for buffer in buffers), stream())
+    with options_for() as flags:
+        call = cute.compile(cute.jit(multiply), *arguments, options=flags)
+        assert call.__ptx__
+    want = np.einsum("lmk,lnk->lmn", a, b).astype(np.float16)
+    return Case(call, arguments, buffers, buffers[-1], want)

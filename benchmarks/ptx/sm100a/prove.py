@@ -49,6 +49,8 @@ GROUPED = [
     {"sizes": [[128, 128, 256, 1], [256, 128, 128, 1]], "fmt": "mxfp8"},
 ]
 
+DYNAMIC = [((512, 384, 256, 1), (128, 128), (1, 1)), ((1024, 384, 256, 1), (256, 128), (2, 1))]
+
 
 def under_schedules(case: Any) -> dict[str, Any]:
     """Runs a case under every adversary; mismatches summed, findings of the race detector by kind."""
@@ -91,6 +93,9 @@ def main() -> None:
     for mnkl, tile, cluster, fmt in DENSE:
         name = f"dense_blockscaled_gemm_persistent {fmt} {mnkl} tile {tile} cluster {cluster}"
         record(name, lambda a=(mnkl, tile, cluster), f=fmt: under_schedules(checkout.dense(*a, fmt=f)))
+    for mnkl, tile, cluster in DYNAMIC:
+        name = f"dense_gemm_persistent_dynamic fp16 {mnkl} tile {tile} cluster {cluster}"
+        record(name, lambda a=(mnkl, tile, cluster): under_schedules(checkout.dynamic(*a)))
     for arguments in SCALED:
         more = arguments | {"options": {"races": True}}
         record(f"torch_scaled_grouped_mm {arguments}", lambda m=more: pretend.in_process("scaled_grouped", m))
