@@ -6,9 +6,11 @@ import typer
 
 from moegen import __version__
 from moegen.cli import (
+    bench_verbs,
     build_verbs,
     cache,
     db,
+    diff_verbs,
     explain_verbs,
     plan_verbs,
     report_verbs,
@@ -53,6 +55,8 @@ for verb in (
     build_verbs.build,
     tune_verbs.tune,
     verify_verbs.verify,
+    bench_verbs.bench,
+    diff_verbs.diff,
     explain_verbs.explain,
     report_verbs.report,
     explain_verbs.inspect,

@@ -73,7 +73,7 @@ def tune(
     open_book(directory, target).built()
     with (
         open_database(database) as db,
-        _worker(directory, target, policy, timeout, threads) as worker,
+        start_worker(directory, target, policy, timeout, threads) as worker,
         ExitStack() as st,
     ):
         session = TuneSession(
@@ -140,7 +140,8 @@ class _Bars:
             lane.note(step.detail)
 
 
-def _worker(directory: Path, target: Target, policy: "MeasurePolicy", timeout: float, threads: int) -> "Worker":
+def start_worker(directory: Path, target: Target, policy: "MeasurePolicy", timeout: float, threads: int) -> "Worker":
+    """The process in which a package's pipelines run; ``timeout`` in seconds is for one request."""
     from moegen.tune.layer_subject import FACTORY
     from moegen.tune.worker import Worker
 

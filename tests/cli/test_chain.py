@@ -138,6 +138,40 @@ def test_explain_walks_back_to_the_spec(chain: Chain) -> None:
     assert "decision   exact" in call("explain", chain.package, "--tokens", 5)
 
 
+def test_bench_compares_pipelines_and_records_nothing(chain: Chain) -> None:
+    before = len(chain.json("db", "ls"))
+    manifest = json.loads((chain.package / "manifest.json").read_text())
+    names = [pipeline["name"] for pipeline in manifest["targets"]["cpu"]["pipelines"]]
+    pinned = [option for name in names for option in ("--pipeline", name)]
+    rows = chain.json("bench", chain.package, "--tokens", 5, "--effort", "quick", *pinned)
+    assert [row["pipeline"] for row in rows] == names
+    assert (rows[0]["verdict"], rows[0]["gain"]) == ("base", 0)
+    assert all(0 < row["p20_us"] <= row["median_us"] <= row["p80_us"] for row in rows)
+    (_, other) = rows
+    apart = abs(other["median_us"] - rows[0]["median_us"]) > other["ci_us"] + rows[0]["ci_us"]
+    assert other["verdict"] == ("tie" if not apart else "faster" if other["gain"] > 0 else "slower")
+    assert len(chain.json("db", "ls")) == before
+    served = chain.json("bench", chain.package, "--tokens", 1, "--effort", "quick")
+    assert served[0]["pipeline"] == manifest["targets"]["cpu"]["default"]
+    assert "no built pipeline nope" in failure("bench", chain.package, "--tokens", 1, "--pipeline", "nope")
+    assert "token count 0" in failure("bench", chain.package, "--tokens", 0)
+
+
+def test_diff_shows_what_sets_two_variants_apart(chain: Chain) -> None:
+    found = chain.json("diff", chain.package, "fused", "compact", "--listing", "source", "--context", 0)
+    assert [name.split("-")[0] for name in (found["a"], found["b"])] == ["gemm1", "gemm1"]
+    lines = found["listings"]["source"]
+    assert lines[:2] == [f"--- {found['a']}.source", f"+++ {found['b']}.source"]
+    assert any("h_codes" in line for line in lines if line.startswith("-"))
+    assert not any("h_codes" in line for line in lines if line.startswith("+"))
+    same = call("diff", chain.package, found["a"], found["a"])
+    assert same.strip() == "source: equal"
+    assert "2 variants have 'gemm1'" in failure("diff", chain.package, "gemm1", "gemm2")
+    assert "no variant has 'nope'" in failure("diff", chain.package, "nope", "gemm2")
+    assert "its artifact holds no kernel.ptx" in failure("diff", chain.package, "fused", "compact", "--listing", "ptx")
+    assert "no target sm_90a" in failure("diff", chain.package, "fused", "compact", "--target", "sm_90a")
+
+
 def test_the_report_is_one_self_contained_page(chain: Chain, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     found = chain.json("report", chain.package, "-o", page)
