@@ -119,8 +119,9 @@ class Gemm:
 
     @property
     def overlap(self):
-        """Columns that two accumulators share, since they and the scales would not fit otherwise."""
-        return max(0, self.cols * self.acc_stages + sum(self.scale_columns) - MEMORY_COLUMNS)
+        """Columns that two accumulators share, whole chunks, since they and the scales would not fit otherwise."""
+        beyond = self.cols * self.acc_stages + sum(self.scale_columns) - MEMORY_COLUMNS
+        return max(0, -(-beyond // CHUNK) * CHUNK)
 
     @property
     def acc_ring(self):
