@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--sample", type=int, default=150, help="mutants of each kernel")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--only", default="", help="kernels whose names start so")
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--no-compile", action="store_true", help="build/mutation holds everything already")
     asked = parser.parse_args()
@@ -171,8 +172,8 @@ def main() -> None:
     if asked.compile_only:
         return
     old = json.loads(asked.file.read_text())["kernels"] if asked.file.exists() else {}
-    table: dict[str, Any] = {}
-    for kernel in KERNELS:
+    table: dict[str, Any] = dict(old)
+    for kernel in filter(lambda name: name.startswith(asked.only), KERNELS):
         found = json.loads((folder(kernel) / "mutants.json").read_text())
         known = {(item["line"], item["mutant"]): item["class"] for item in old.get(kernel, {}).get("survivors", [])}
         table[kernel] = {"of": len(found), **score(kernel, sampled(kernel, asked.sample), asked.jobs, known)}

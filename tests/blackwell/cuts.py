@@ -1,12 +1,13 @@
 """Small cuts of the shipped models, run as whole layers through the public layer on the interpreter.
 
 A cut keeps everything that decides which kernels run: activation with its constants, contract, bias, gate/up order,
-scale layouts, top_k, epilogues, and the remainders of H and I modulo 128. Experts are twice top_k.
+scale layouts, top_k, epilogues, and the remainders of H and I modulo 128. Experts are twice top_k. Of what planning
+keeps, a cut runs the best pipeline of every epilogue, and those with the least, the middle and the largest row tile.
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from runtime.packages import TestPackage, generate_package, reference_output
 
 from moegen.build.builder import build
 from moegen.core.enums import Target
-from moegen.core.package import Pipeline, read_manifest
+from moegen.core.package import Pipeline, read_manifest, write_manifest
 from moegen.core.paths import data_root
 from moegen.ptx.options import Options
 from moegen.ptx.runner import InterpreterRunner
@@ -26,7 +27,7 @@ from moegen.tune.inputs import shape_of
 from moegen.tune.routing import Routing, RoutingKind
 from moegen.tune.verify import exact_inputs, exact_weights, same_bits
 
-TOKENS = (1, 9)
+TOKENS = (3,)
 SEED = 5
 W4A4 = {
     "activations": {"format": "nvfp4", "activation_scale": {"gemm1": "static", "gemm2": "static"}},
@@ -50,6 +51,7 @@ class Cut:
         top_k = spec["geometry"]["top_k"]
         cut = {"hidden": self.hidden, "intermediate": self.intermediate, "experts": 2 * top_k, "top_k": top_k}
         tune = {"tokens": list(TOKENS), "routing": ["uniform"], "pipelines": 1}
+        spec.pop("schedules", None)  # what was measured at the model's own size
         return {**spec, "geometry": cut, "targets": [target.value], "tune": tune, **self.changes}
 
 
@@ -80,9 +82,25 @@ class LayerResult:
         return asdict(self)
 
 
+def chosen(offered: Sequence[Pipeline]) -> tuple[Pipeline, ...]:
+    """The first of every epilogue, and of the least, the middle and the largest row tile."""
+    tiles = sorted({pipeline.row_tile for pipeline in offered})
+    wanted = [("epilogue", epilogue) for epilogue in dict.fromkeys(pipeline.epilogue for pipeline in offered)]
+    wanted += [("row_tile", tile) for tile in (tiles[0], tiles[len(tiles) // 2], tiles[-1])]
+    firsts = [next(item for item in offered if getattr(item, name) == value) for name, value in wanted]
+    return tuple(dict.fromkeys(firsts))
+
+
 def built(name: str, folder: Path, jobs: int = 1, target: Target = Target.SM_100A) -> TestPackage:
-    """A cut's package, generated and built below ``folder``; every variant must compile."""
+    """A cut's package with the chosen pipelines, built below ``folder``; every variant must compile."""
     made = generate_package(CUTS[name].spec(target), folder)
+    package = read_manifest(made.directory)
+    offer = package.targets[target]
+    kept = chosen(offer.pipelines)
+    used = {step.variant for pipeline in kept for step in pipeline.steps}
+    sources = tuple(source for source in offer.sources if source.variant in used)
+    smaller = replace(offer, default=kept[0].name, pipelines=kept, sources=sources)
+    write_manifest(replace(package, targets={target: smaller}), made.directory)
     report = build(made.directory, [target], jobs=jobs, store=made.store)
     assert not report.disabled, report.disabled
     assert not report.failed, report.failed[0].log
