@@ -91,6 +91,31 @@ def encode(values: Any, fmt: Format) -> Any:
     return (code | (np.signbit(values).astype(np.int64) << (fmt.bits - 1))).astype(U4)
 
 
+_SIGN, _MAGNITUDE = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
+
+
+def _nearest(x: Any, name: str) -> Any:
+    """Codes of f64 values rounded to nearest in f16 or bf16, by integer arithmetic; None where that does not do: other
+    formats, and values that are not finite, nearly overflow or are subnormal.
+    """
+    if name == "f16":
+        low, high, drop, field = 1009, 1038, 42, 1008 << 10
+    elif name == "bf16":
+        low, high, drop, field = 897, 1150, 45, 896 << 7
+    else:
+        return None
+    bits = x.view(U8)
+    magnitude = bits & _MAGNITUDE
+    exponent = magnitude >> U8.type(52)
+    zero = magnitude == 0
+    if not ((exponent >= low) & (exponent < high) | zero).all():
+        return None
+    shift = U8.type(drop)
+    half = (magnitude >> shift) & U8.type(1)
+    rounded = ((magnitude + half + U8.type((1 << drop - 1) - 1)) >> shift) - U8.type(field)
+    return (np.where(zero, U8.type(0), rounded) | ((bits & _SIGN) >> U8.type(48))).astype(U4)
+
+
 def round_f64(x: Any, name: str, mode: str = "rn", satfinite: bool = False, relu: bool = False) -> Any:
     """Rounds f64 values to a format and gives codes as u32 (one per element).
 
@@ -102,6 +127,10 @@ def round_f64(x: Any, name: str, mode: str = "rn", satfinite: bool = False, relu
             (formats without NaN: +largest).
         relu: negative values become +0, NaN the canonical NaN.
     """
+    if mode == "rn" and not relu and not satfinite:
+        quick = _nearest(x, name)
+        if quick is not None:
+            return quick
     fmt = FORMATS[name]
     nan = np.isnan(x)
     safe = np.where(nan, 0.0, x)

@@ -44,7 +44,7 @@ class Groups:
         self.committed.append(self.open)
         self.open = Batch()
 
-    def waited(self, mask: Mask, allowed: int, reads_only: bool) -> list[Batch]:
+    def waited(self, mask: Mask, allowed: int) -> list[Batch]:
         """Batches that a wait for all but the latest ``allowed`` of any lane in ``mask`` covers."""
         newer = np.zeros(LANES, np.int64)
         covered: list[Batch] = []
@@ -56,15 +56,6 @@ class Groups:
             newer += batch.mask
         return covered
 
-    def ready(self, mask: Mask, allowed: int, reads_only: bool) -> bool:
-        """Whether such a wait may end."""
-        return all(self.finished(batch, reads_only) for batch in self.waited(mask, allowed, reads_only))
-
-    @staticmethod
-    def finished(batch: Batch, reads_only: bool) -> bool:
-        """Whether a batch is complete, or has read its sources."""
-        return batch.reads == 0 if reads_only else batch.writes == 0
-
     def trim(self) -> None:
         """Forgets completed batches that no wait can name as pending any more."""
         while len(self.committed) > 16 and self.committed[0].writes == 0 and self.committed[0].reads == 0:
@@ -74,6 +65,11 @@ class Groups:
     def reading(self) -> bool:
         """Whether any operation, committed or not, still has to read its source."""
         return self.open.reads > 0 or any(batch.reads for batch in self.committed)
+
+
+def finished(batches: list[Batch], reads_only: bool) -> bool:
+    """Whether all batches are complete, or have read their sources."""
+    return not any(batch.reads if reads_only else batch.writes for batch in batches)
 
 
 def of(scratch: dict[str, Any], kind: str) -> Groups:

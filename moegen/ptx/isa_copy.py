@@ -153,12 +153,13 @@ def wait_groups(e: Emit, kind: str, allowed: int, reads_only: bool) -> Effect:
 
     def run(w: "Warp", m: Mask) -> int | None:
         mine = groups.of(w.scratch, kind)
-        if not mine.ready(m, allowed, reads_only):
-            w.wait = lambda: mine.ready(m, allowed, reads_only)
+        covered = mine.waited(m, allowed)
+        if not groups.finished(covered, reads_only):
+            w.wait = lambda: groups.finished(covered, reads_only)
             return BLOCK
         races = w.cta.machine.races
         if races is not None:
-            serial = max((batch.serial for batch in mine.waited(m, allowed, reads_only)), default=0)
+            serial = max((batch.serial for batch in covered), default=0)
             races.group_wait(w, kind, serial, reads_only)
         mine.trim()
         return None

@@ -127,27 +127,15 @@ def elements(words: Any, name: str) -> Any:
 
 def a_matrix(registers: list[Any], k: int, name: str) -> Any:
     """A fragment of 16 rows: f64 [16, k]."""
-    per = 32 // _BITS[name]
-    out = np.empty((16, k))
-    for index, register in enumerate(registers):
-        values = elements(np.ascontiguousarray(register).reshape(LANES, 1), name)
-        row = _ROW + 8 * (index % 2)
-        column = (_T % 4) * per + (k // 2 if index >= 2 else 0)
-        for j in range(per):
-            out[row, column + j] = values[:, j]
-    return out
+    # Registers alternate between rows 0-7 and 8-15, then go on to the second half of K; four lanes share a row.
+    values = elements(np.concatenate(registers), name).reshape(len(registers) // 2, 2, 8, 4, -1)
+    return values.transpose(1, 2, 0, 3, 4).reshape(16, k)
 
 
 def b_matrix(registers: list[Any], k: int, name: str) -> Any:
     """B fragment of 8 columns: f64 [8, k] (transposed)."""
-    per = 32 // _BITS[name]
-    out = np.empty((8, k))
-    for index, register in enumerate(registers):
-        values = elements(np.ascontiguousarray(register).reshape(LANES, 1), name)
-        column = (_T % 4) * per + (k // 2 if index else 0)
-        for j in range(per):
-            out[_ROW, column + j] = values[:, j]
-    return out
+    values = elements(np.concatenate(registers), name).reshape(len(registers), 8, 4, -1)
+    return values.transpose(1, 0, 2, 3).reshape(8, k)
 
 
 def c_matrix(registers: list[Any], name: str) -> Any:

@@ -1,6 +1,7 @@
 """Half precision, packed pairs (f16x2, bf16x2, f32x2, s16x2, u16x2) and their arithmetic."""
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,12 @@ def on_pairs(function: Callable[..., Any], *registers: Any) -> Any:
     return function(*parts).view(np.uint32)
 
 
+@cache
+def _half_function(name: str, op: str, flags: frozenset[str]) -> Callable[..., Any]:
+    """One function object per operation, so that equal instructions have equal expressions."""
+    return partial(half_op, name, op, flags)
+
+
 def _half(e: Emit, op: str, count: int) -> Lowered:
     packed = e.mods[-1].endswith("x2")
     name = e.mods[-1].removesuffix("x2")
@@ -81,10 +88,7 @@ def _half(e: Emit, op: str, count: int) -> Lowered:
     dst = e.dst(register)
     sources = [e.src(register) for _ in range(count)]
 
-    def compute(*bits: Any) -> Any:
-        return half_op(name, op, flags, *bits)
-
-    call = e.bind(compute, "half")
+    call = e.bind(_half_function(name, op, flags), "half")
     arguments = ", ".join(f"R[{s}]" for s in sources)
     if packed:
         return e.pure(dst, f"{e.bind(on_pairs, 'on_pairs')}({call}, {arguments})")
@@ -150,18 +154,19 @@ def f32_pairs(op: str, flush: bool, *registers: Any) -> Any:
     return result.view(np.uint64)
 
 
+@cache
+def _approx_function(name: str, op: str) -> Callable[..., Any]:
+    function = np.exp2 if op == "ex2" else np.tanh
+    return lambda bits: round_f64(function(to_f64(bits, name)), name).astype(np.uint16)
+
+
 @instruction("ex2.approx.{f16,f16x2}", "tanh.approx.{f16,f16x2,bf16,bf16x2}", "ex2.approx.ftz.{bf16,bf16x2}")
 def _half_approx(e: Emit) -> Lowered:
     packed = e.mods[-1].endswith("x2")
     name = e.mods[-1].removesuffix("x2")
     register = "b32" if packed else "b16"
     dst, a = e.dst(register), e.src(register)
-    function = np.exp2 if e.mods[0] == "ex2" else np.tanh
-
-    def compute(bits: Any) -> Any:
-        return round_f64(function(to_f64(bits, name)), name).astype(np.uint16)
-
-    call = e.bind(compute, "half_approx")
+    call = e.bind(_approx_function(name, e.mods[0]), "half_approx")
     return e.pure(dst, f"{e.bind(on_pairs, 'on_pairs')}({call}, R[{a}])" if packed else f"{call}(R[{a}])")
 
 

@@ -35,31 +35,30 @@ def _converged(w: "Warp", m: Mask, what: str) -> None:
 class Part:
     """One warp's share of an operation.
 
-    Until it is done, its accumulator registers hold arrays of a poison pattern. Such an array may be moved to other
-    registers (a compiler renames accumulators between operations) and is known by identity; anything else that reads
-    it gets garbage.
+    Until it is done, its accumulator registers hold arrays of a poison pattern, into which the results are written in
+    the end. Such an array may be moved to other registers (a compiler renames accumulators between operations) and is
+    known by identity; anything else that reads it before gets garbage.
 
     Attributes:
         warp: who issued it.
         sources: accumulator values at issue, or the earlier share (and position) that will give them.
         a: register operand f64 [16, k], or None.
-        results: register values once done.
+        block, rows: the registers' arrays, together and one by one.
     """
 
-    __slots__ = ("a", "batch", "poison", "results", "sources", "warp")
+    __slots__ = ("a", "batch", "block", "rows", "sources", "warp")
 
     def __init__(self, warp: "Warp", slots: list[int], a: Any) -> None:
         self.warp = warp
         self.a = a
-        self.results: list[Any] = []
         self.sources: list[Any] = []
         pending: dict[int, tuple[Part, int]] = warp.scratch.setdefault("wgmma pending", {})
-        poison = np.full((len(slots), LANES), _POISON, np.uint32)
-        self.poison = list(poison)
+        self.block = np.full((len(slots), LANES), _POISON, np.uint32)
+        self.rows = list(self.block)
         for slot in slots:
             value = warp.R[slot]
             self.sources.append(pending.get(id(value), value))
-        for k, (slot, array) in enumerate(zip(slots, self.poison, strict=True)):
+        for k, (slot, array) in enumerate(zip(slots, self.rows, strict=True)):
             pending[id(array)] = (self, k)
             warp.R[slot] = array
         self.batch = groups.of(warp.scratch, "wgmma").open
@@ -68,21 +67,14 @@ class Part:
 
     def accumulators(self) -> list[Any]:
         """Values to accumulate on; earlier operations of the queue are done by now."""
-        return [s[0].results[s[1]] if isinstance(s, tuple) else s for s in self.sources]
+        return [s[0].rows[s[1]] if isinstance(s, tuple) else s for s in self.sources]
 
-    def finish(self, results: list[Any]) -> None:
-        """Results arrive in every register that still holds this share's poison."""
-        self.results = results
-        known = {id(array): k for k, array in enumerate(self.poison)}
-        R = self.warp.R
-        for slot, value in enumerate(R):
-            k = known.get(id(value))
-            if k is not None:
-                R[slot] = results[k]
+    def finish(self, results: Any) -> None:
+        """Results, u32 [registers, lanes], arrive."""
+        self.block[:] = results
         pending = self.warp.scratch["wgmma pending"]
-        for number in known:
-            del pending[number]
-        self.poison = []
+        for row in self.rows:
+            del pending[id(row)]
         self.batch.reads -= 1
         self.batch.writes -= 1
 
@@ -246,13 +238,13 @@ def _rows(registers: list[Any], n: int, d_type: str) -> Any:
     return np.ascontiguousarray(shaped.transpose(1, 3, 0, 4, 2)).reshape(16, n)
 
 
-def _registers(bits: Any, n: int, d_type: str) -> list[Any]:
-    """Accumulator bits [16, n] to one warp's registers."""
+def _registers(bits: Any, n: int, d_type: str) -> Any:
+    """Accumulator bits [16, n] to one warp's registers, u32 [registers, lanes]."""
     shaped = bits.reshape(2, 8, n // 8, 4, 2)
     words = np.ascontiguousarray(shaped.transpose(2, 0, 4, 1, 3)).reshape(n // 2, LANES)
     if d_type == "f16":
-        return [words[2 * j] | (words[2 * j + 1] << np.uint32(16)) for j in range(n // 4)]
-    return list(words)
+        return words[0::2] | (words[1::2] << np.uint32(16))
+    return words
 
 
 def _multiply(a: Any, b: Any, c: Any, d_type: str, saturate: bool) -> Any:

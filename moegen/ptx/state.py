@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from moegen.ptx.kernel import Kernel
     from moegen.ptx.races import RaceDetector
 
+_POISON = {1: 0xAD, 2: 0xDEAD, 4: 0xDEADBEEF, 8: 0xDEADBEEFDEADBEEF}
 #: Shared memory that a CTA may use, bytes (opt-in limit of sm_90 and sm_100).
 SHARED_LIMIT = 232448
 
@@ -83,10 +84,8 @@ class Cta:
     # -- constants of a warp ------------------------------------------------------------------------------------
 
     def slot_value(self, key: tuple[Any, ...], warp: Warp) -> Any:
-        """Lane array for a constant slot of ``emit.Slots``."""
+        """Lane array for a slot of ``emit.Slots`` that differs between warps."""
         kind = key[0]
-        if kind == "const":
-            return self.grid.constant(key[1], key[2])
         if kind == "sink":
             return np.zeros(LANES, key[1])
         if kind == "special":
@@ -205,7 +204,9 @@ class Grid:
         shape, block: CTAs and threads per dimension.
         params: parameter block.
         static_base, dynamic_base: shared offsets of the static and dynamic areas.
-        started, finished: CTAs so far.
+        registers: what every warp starts from.
+        varying: slots that each warp fills itself, with their keys.
+        finished: CTAs so far.
     """
 
     def __init__(
@@ -238,7 +239,9 @@ class Grid:
         self.dynamic_base = (self.static_base + entry.shared_size + align - 1) // align * align
         self.dynamic_bytes = dynamic_bytes
         self.shared_bytes = self.dynamic_base + dynamic_bytes - SHARED_RESERVED
-        self.constants: dict[tuple[Any, str], Any] = {}
+        self.registers = self._first_registers()
+        slots = enumerate(kernel.slots.keys, kernel.slots.base)
+        self.varying = [(slot, key) for slot, key in slots if key[0] != "const"]
         counts = tuple(s // c for s, c in zip(shape, cluster, strict=True))
         self.total = shape[0] * shape[1] * shape[2]
         self.queue = [
@@ -253,14 +256,21 @@ class Grid:
         self.counts: dict[int, np.ndarray] = {}
         self.primary: Grid | None = None
 
-    def constant(self, value: int, dtype: str) -> Any:
-        """Shared read-only lane array of a constant."""
-        key = (value, dtype)
-        if key not in self.constants:
-            array = np.full(LANES, value, dtype)
-            array.flags.writeable = False
-            self.constants[key] = array
-        return self.constants[key]
+    def _first_registers(self) -> list[Any]:
+        """What every warp starts from: garbage in registers, and the constants."""
+        poison: dict[str, Any] = {}
+        registers: list[Any] = []
+        for kind in self.kernel.entry.registers:
+            if kind.name not in poison:
+                raw = _POISON.get(kind.nbytes, 0) if kind.kind != "p" else 0
+                poison[kind.name] = np.full(LANES, raw, kind.store)
+            registers.append(poison[kind.name])
+        for key in self.kernel.slots.keys:
+            array = np.full(LANES, key[1], key[2]) if key[0] == "const" else None
+            if array is not None:
+                array.flags.writeable = False
+            registers.append(array)
+        return registers
 
     @property
     def complete(self) -> bool:

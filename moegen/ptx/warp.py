@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from moegen.ptx.kernel import Kernel
     from moegen.ptx.state import Cta
 
-_POISON = {1: 0xAD, 2: 0xDEAD, 4: 0xDEADBEEF, 8: 0xDEADBEEFDEADBEEF}
-
 
 class Group:
     """Lanes that share a program counter, while they do not run."""
@@ -57,15 +55,9 @@ class Warp:
         self.counts = np.zeros(len(kernel.items) + 1, np.int64).tolist()
         self.local = np.full((LANES, max(kernel.entry.local_size, 1)), 0xCD, np.uint8)
         self.scratch: dict[str, Any] = {}
-        poison: dict[str, Any] = {}
-        registers: list[Any] = []
-        for kind in kernel.entry.registers:
-            value = poison.get(kind.name)
-            if value is None:
-                raw = _POISON.get(kind.nbytes, 0) if kind.kind != "p" else 0
-                value = poison[kind.name] = np.full(LANES, raw, kind.store)
-            registers.append(value)
-        self.R: list[Any] = registers + [cta.slot_value(key, self) for key in kernel.slots.keys]
+        self.R: list[Any] = list(cta.grid.registers)
+        for slot, key in cta.grid.varying:
+            self.R[slot] = cta.slot_value(key, self)
 
     def set(self, slot: int, value: Any, mask: Mask) -> None:
         """Writes a register where the mask is set."""
