@@ -6,7 +6,7 @@ of tokens and so whole sectors, or lays it into a box that a bulk copy stores.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -49,6 +49,16 @@ class Box:
     sender: Any
     sent: Any
     taken: Any
+
+
+class Row(NamedTuple):
+    """What is known of a row before its accumulators: its slot (negative: padding) and the chain's factors, which are
+    alpha of the gate or of the only half, alpha of up, the router weight."""
+
+    slot: Any
+    first: Any
+    second: Any
+    weight: Any
 
 
 class RowStore:
@@ -273,7 +283,7 @@ class Chain:
 
     @cute.jit
     def factors(self, arguments: cutlass.Constexpr, expert, slot):
-        """Factors of one row: (alpha of gate or of the only half, alpha of up, router weight)."""
+        """The factors of a :class:`Row`."""
         decode = arguments.pair[expert if self.per_expert else 0, 1]
         first = mul(arguments.alpha[expert, 0], decode)
         second = mul(arguments.alpha[expert, 1], decode) if cutlass.const_expr(self.gated) else first
@@ -284,42 +294,46 @@ class Chain:
             weight = arguments.weights[used // self.top_k, used % self.top_k]
         return first, second, weight
 
+    def row(self, arguments, row, expert):
+        """The :class:`Row` of a row."""
+        slot = self.slot_of(arguments, row, expert)
+        return Row(slot, *self.factors(arguments, expert, slot))
+
     def out_column(self, column):
         """Stored column, before ``store`` widens it, of weight row ``column``."""
         return column // 2 if self.gated else column
 
     @cute.jit
-    def finish(self, arguments: cutlass.Constexpr, accumulated, slot, row, expert, column, box):
+    def finish(self, arguments: cutlass.Constexpr, accumulated, known, row, expert, column, box):
         """Takes 32 accumulator columns of one row, the first of which is weight row ``column``.
 
-        ``slot`` is :meth:`slot_of` the row; ``box`` a :class:`Box` where the store has boxes, else None.
+        ``known`` is the row's :class:`Row`; ``box`` a :class:`Box` where the store has boxes, else None.
         """
-        factors = self.factors(arguments, expert, slot)
         for part in cutlass.range_constexpr(CHUNK // self.width):
             first = column + part * self.width
             out_column = self.out_column(first)
             if out_column < self.columns:
                 gates, values = zeros(), zeros()
-                if slot >= 0:
+                if known.slot >= 0:
                     for i in cutlass.range_constexpr(BLOCK):
-                        self.value(arguments, factors, accumulated, part, first, expert, gates, values, i)
-                self.store.block(self, arguments, gates, values, slot >= 0, row, expert, out_column, box)
+                        self.value(arguments, known, accumulated, part, first, expert, gates, values, i)
+                self.store.block(self, arguments, gates, values, known.slot >= 0, row, expert, out_column, box)
             else:
                 self.store.tail(self, arguments, row, out_column, box)
 
-    def value(self, arguments, factors, accumulated, part, first, expert, gates, values, i):
+    def value(self, arguments, known, accumulated, part, first, expert, gates, values, i):
         """One output value of a real row."""
         if self.gated:
             at = i // GROUP * 2 * GROUP + i % GROUP
-            gate = self.scaled(arguments, factors[0], accumulated[at], expert, first + at)
-            up = self.scaled(arguments, factors[1], accumulated[at + GROUP], expert, first + at + GROUP)
+            gate = self.scaled(arguments, known.first, accumulated[at], expert, first + at)
+            up = self.scaled(arguments, known.second, accumulated[at + GROUP], expert, first + at + GROUP)
             gates[i] = self.activation.gate(gate)
             rounded = round_bf16(gates[i]) if self.round_gate else gates[i]
             value = mul(rounded, self.activation.up(up))
         else:
-            value = self.scaled(arguments, factors[0], accumulated[part * BLOCK + i], expert, first + i)
+            value = self.scaled(arguments, known.first, accumulated[part * BLOCK + i], expert, first + i)
             value = value if self.activation is None else self.activation.value(value)
-        values[i] = mul(value, factors[2]) if self.weighted else value
+        values[i] = mul(value, known.weight) if self.weighted else value
 
     def scaled(self, arguments, alpha, accumulated, expert, row):
         """``acc · a``, plus the bias of weight row ``row``."""

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, memory, pipeline
 from cutlass.cute.nvgpu import cpasync
 from sm_100a.device import dependents, gemm_scatter, gemm_work
-from sm_100a.device.gemm_finish import finish_tiles
+from sm_100a.device.gemm_finish import finish_tiles, make_finisher
 from sm_100a.device.gemm_layout import (
     STAGED_PITCH,
     cluster_layout,
@@ -119,14 +119,15 @@ def gemm_thread(
         multiply_tiles(gemm, ring, scale_ring, accumulators, mma, shared, layouts, base, work_ring, items, place)
     if warp < MMA_WARP:
         tmem.allocate(gemm.memory_columns)
+        tmem.relinquish_alloc_permit()
         tmem.wait_for_alloc()
         base = tmem.retrieve_ptr(Float32)
         staged = storage.staged.get_tensor(
             cute.make_layout((gemm.staged_values // STAGED_PITCH, STAGED_PITCH), stride=(STAGED_PITCH, 1))
         )
         boxes = storage.boxes.data_ptr()
-        finish_tiles(gemm, epilogue, tensors, accumulators, mma, staged, boxes, base, work_ring, items, place)
-        tmem.relinquish_alloc_permit()
+        finisher = make_finisher(gemm, epilogue, tensors, accumulators, mma, base, staged, boxes, place)
+        finish_tiles(finisher, work_ring, items)
         epilogue_barrier().arrive_and_wait()
         tmem.free(base)
 

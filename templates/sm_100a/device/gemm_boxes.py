@@ -72,9 +72,9 @@ class Sender:
         rounded.store(values.load().to(self.boxes.dtype))
         lane = cute.arch.lane_idx()
         units = self.boxes.columns // UNIT
-        turn = lane * (self.boxes.columns * 2) // LINE_BYTES
+        line = lane * (self.boxes.columns * 2) // LINE_BYTES
         for half in range(2):
-            unit = (column // UNIT + half) ^ (turn % units)
+            unit = (column // UNIT + half) ^ (line % units)
             offset = self.place(sent) * self.boxes.elements + lane * self.boxes.columns + unit * UNIT
             target = cute.make_tensor(self.storage + cute.assume(offset, divby=UNIT), cute.make_layout(UNIT))
             part = cute.make_tensor(rounded.iterator + half * UNIT, cute.make_layout(UNIT))
