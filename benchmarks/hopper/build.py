@@ -11,7 +11,7 @@ from benchmarks.hopper.configs import BY_TOKENS, FAST_FROM, MODE_TOKENS, SHAPES,
 from benchmarks.hopper.ours import pipeline
 from moegen.build.nvcc import Nvcc
 from moegen.build.toolchain import CompileJob, Outcome, Status
-from moegen.codegen.catalogs.sm90 import CATALOG
+from moegen.codegen.catalogs.sm90_block import CATALOG
 from moegen.codegen.render import render
 from moegen.codegen.variant import Variant
 from moegen.core.paths import data_root

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS, LADDER, ROUTE, ROW_TILE, ROWS_LAYOUT, STREAM
+from moegen.codegen.catalogs.sm90 import CLAIMS, LADDER, ROUTE, ROW_TILE, ROWS_LAYOUT, STREAM
+from moegen.codegen.catalogs.sm90_block import BLOCK, CATALOG
 from moegen.codegen.context import entry_arguments
 from moegen.codegen.pipelines import Shape, pipeline_ops
 from moegen.codegen.variant import Variant
@@ -51,7 +52,8 @@ class Geometry:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Schedules of one pipeline: ladders of both gemms, whether gemm1 gathers its rows itself, exp and division class,
-    operand format and epilogue mode."""
+    operand format and epilogue mode; ``block``: token width, warpgroups and slots of the one kernel that computes the
+    whole layer, instead of ladders."""
 
     gemm1: tuple[str, int, int, int, bool]
     gemm2: tuple[str, int, int, int, bool]
@@ -60,6 +62,7 @@ class Config:
     route: tuple[int, int] = (1024, 1)
     w4a4: bool = False
     epilogue: Epilogue = Epilogue.COMPACT
+    block: tuple[int, int, int] | None = None
 
 
 def layer_spec(geometry: Geometry, config: Config) -> LayerSpec:
@@ -89,6 +92,7 @@ def pipeline(geometry: Geometry, config: Config) -> tuple[Variant, ...]:
         row_tile=ROW_TILE,
         rows_layout=ROWS_LAYOUT,
         fused_gather=config.gather,
+        block=config.block is not None,
     )
     ops = pipeline_ops(layer_spec(geometry, config), shape, ("sm90_m64k128", "sm90_m64k128"))
     return tuple(_variant(op, config) for op in ops)
@@ -97,6 +101,10 @@ def pipeline(geometry: Geometry, config: Config) -> tuple[Variant, ...]:
 def _variant(op: OpSpec, config: Config) -> Variant:
     if op.kind is OpKind.ROUTE:
         schedule = ROUTE.make(threads=config.route[0], blocks=config.route[1])
+        op = replace(op, ids_int64=False)
+    elif config.block is not None:
+        width, warpgroups, slots = config.block
+        schedule = BLOCK.make(width=width, warpgroups=warpgroups, slots=slots)
         op = replace(op, ids_int64=False)
     elif op.weight_pack:
         ladder, warpgroups, tiles, blocks, claims = config.gemm1 if op.kind is OpKind.GEMM1 else config.gemm2

@@ -144,6 +144,10 @@ class Catalog(Protocol):
         """Scratch of one launch."""
         ...
 
+    def most_tokens(self, op: OpSpec, schedule: Schedule) -> int | None:
+        """Most tokens of a call; None when any number will do. Pipelines of limited ops never serve more."""
+        ...
+
     def options(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
         """Compile options beyond the toolchain's own, ordered; no paths."""
         ...

@@ -31,7 +31,7 @@ def explain_plan(plan: TargetPlan) -> dict[str, Any]:
             }
             for item in plan.kept
         ],
-        "dropped": [{"name": item.candidate.name, "slower": round(math.exp(item.slower), 3)} for item in plan.dropped],
+        "dropped": [{"name": item.candidate.name, "slower": _times(item.slower)} for item in plan.dropped],
         "ops": _ops(plan),
     }
 
@@ -75,5 +75,12 @@ def _rank(schedule: dict[str, Any]) -> tuple[bool, float, str]:
     return (not schedule["legal"], schedule["mean_us"] or 0.0, schedule["schedule"])
 
 
-def _mean_us(times_us: tuple[float, ...]) -> float:
-    return round(math.exp(mean_log(times_us)), 2)
+def _times(slower: float) -> float | None:
+    """Times slower than the best; None when some batch cannot be served at all."""
+    return round(math.exp(slower), 3) if math.isfinite(slower) else None
+
+
+def _mean_us(times_us: tuple[float, ...]) -> float | None:
+    """Geometric mean; None when some batch cannot be served at all."""
+    mean = mean_log(times_us)
+    return round(math.exp(mean), 2) if math.isfinite(mean) else None

@@ -23,7 +23,8 @@ from moegen.spec.models import LayerSpec
 class Shape:
     """What sets one op chain of a spec apart.
 
-    ``rows_layout`` is the order of token rows between ops; ``fused_gather``: a W4A16 gemm1 gathers its rows itself.
+    ``rows_layout`` is the order of token rows between ops; ``fused_gather``: a W4A16 gemm1 gathers its rows itself;
+    ``block``: one op computes the whole layer (W4A16, compact, ordered).
     """
 
     epilogue: Epilogue
@@ -31,6 +32,7 @@ class Shape:
     row_tile: int
     rows_layout: str = ""
     fused_gather: bool = True
+    block: bool = False
 
 
 def numerics_class(spec: LayerSpec, epilogue: Epilogue) -> Numerics:
@@ -49,6 +51,8 @@ def pipeline_ops(spec: LayerSpec, shape: Shape, packs: tuple[str, str] = ("", ""
     different pipelines and models are equal OpSpecs.
     """
     maker = _Maker(spec, shape)
+    if shape.block:
+        return (_with_rows_layout(maker.block(packs), shape.rows_layout),)
     between = middle(spec.activations.format, spec.activation.kind.gated, shape.epilogue)
     plain = (
         maker.route(),
@@ -198,6 +202,17 @@ class _Maker:
             act_scale=self.gemm2_scale(),
             fused_combine=fused,
             weight_pack=pack,
+        )
+
+    def block(self, packs: tuple[str, str]) -> OpSpec:
+        """The layer as one op: what gemm1 says, with every place of the router weight."""
+        pack = packs[0] if packs[0] == packs[1] else "+".join(packs)
+        return replace(
+            self.gemm1(pack),
+            kind=OpKind.BLOCK,
+            numerics=replace(self.numerics, contract=Numerics().contract),
+            gather=False,
+            combine=self.shape.combine,
         )
 
     def combine(self) -> OpSpec:

@@ -14,7 +14,7 @@ from moegen.codegen.prune import Candidate, Dropped, Kept, default_of, prune, ra
 from moegen.codegen.registry import catalog as catalog_of
 from moegen.codegen.variant import Variant
 from moegen.core.devices import PLANNING_DEVICE, DeviceFacts
-from moegen.core.enums import ActFormat, Epilogue, OpKind, Target
+from moegen.core.enums import ActFormat, CombineMode, Epilogue, OpKind, Target
 from moegen.core.errors import SpecError
 from moegen.core.ops import OpSpec
 from moegen.core.package import Pipeline, Step
@@ -136,10 +136,20 @@ def _shapes(spec: LayerSpec, catalog: Catalog, choice: Choice) -> list[Shape]:
     layouts = catalog.rows_layouts(spec.activations.format)
     tiles = catalog.row_tiles(choice, spec.activations.format)
     grid = product(spec.epilogues, spec.combine, tiles, layouts, gathers)
-    return [
+    chains = [
         Shape(epilogue=epilogue, combine=combine, row_tile=row_tile, rows_layout=layout, fused_gather=gather)
         for epilogue, combine, row_tile, layout, gather in grid
     ]
+    offers_blocks = w4a16 and catalog.families(OpKind.BLOCK)
+    blocks = [
+        replace(shape, block=True, fused_gather=True) for shape in chains if offers_blocks and _may_be_block(shape)
+    ]
+    return chains + list(dict.fromkeys(blocks))
+
+
+def _may_be_block(shape: Shape) -> bool:
+    """True for the mode that one kernel can compute whole: compact rows, summed in order."""
+    return shape.epilogue is Epilogue.COMPACT and shape.combine is CombineMode.ORDERED
 
 
 def _missing_ops(spec: LayerSpec, shapes: list[Shape], judge: Judge) -> list[tuple[str, str]]:
@@ -253,6 +263,9 @@ def _usual_reason(judge: Judge, op: OpSpec) -> str:
 def _pipeline(candidate: Candidate, judge: Judge) -> Pipeline:
     tokens = sorted({*MODEL_TOKENS, *judge.spec.tune.tokens})
     variants = [step.variant for step in candidate.steps]
+    limits = [judge.catalog.most_tokens(variant.op, variant.schedule) for variant in variants]
+    most = min((limit for limit in limits if limit is not None), default=None)
+    served = [count for count in tokens if most is None or count <= most]
     return Pipeline(
         name=candidate.name,
         target=judge.catalog.target,
@@ -261,7 +274,8 @@ def _pipeline(candidate: Candidate, judge: Judge) -> Pipeline:
         numerics=candidate.numerics,
         row_tile=candidate.shape.row_tile,
         steps=tuple(_step(variant, judge.catalog) for variant in variants),
-        model_us=tuple((t, round(sum(judge.time_us(v, t, UNIFORM) for v in variants), 3)) for t in tokens),
+        model_us=tuple((t, round(sum(judge.time_us(v, t, UNIFORM) for v in variants), 3)) for t in served),
+        most_tokens=most,
     )
 
 

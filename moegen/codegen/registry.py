@@ -12,7 +12,7 @@ from moegen.core.enums import OpKind, Target
 #: Modules that export ``CATALOG`` (or, where one serves several targets, ``CATALOGS`` by target).
 _MODULES = {
     Target.CPU: "moegen.codegen.catalogs.cpu",
-    Target.SM_90A: "moegen.codegen.catalogs.sm90",
+    Target.SM_90A: "moegen.codegen.catalogs.sm90_block",
     Target.SM_100A: "moegen.codegen.catalogs.sm100",
     Target.SM_103A: "moegen.codegen.catalogs.sm100",
 }

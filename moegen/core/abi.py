@@ -107,6 +107,12 @@ class Dims:
         return tuple(size if isinstance(size, int) else self[size] for size in argument.shape)
 
 
+def weight_pack_of(op: OpSpec, name: str) -> str:
+    """Pack of the weight argument ``name``: a block names those of w1 and w2, joined by ``+`` where they differ."""
+    first, _, second = op.weight_pack.partition("+")
+    return second if second and name.startswith("w2") else first
+
+
 def public_pack(op: OpSpec) -> bool:
     """True when a gemm reads codes and scales as two plain tensors, False when it reads one private pack."""
     return op.weight_pack.startswith("rows")
@@ -301,6 +307,21 @@ def _combine(op: OpSpec) -> tuple[Argument, ...]:
     return (_arg("out_rows", _token(op), "R", "H"), _arg("slot_row", "i32", "TK"), *weights, y)
 
 
+def _block(op: OpSpec) -> tuple[Argument, ...]:
+    """The whole layer: rows between its phases lie in the buffers that separate ops would use."""
+    rows_name, halves = ("I2", 2) if op.gated else ("I", 1)
+    return (
+        *_route(op)[:2],
+        _arg("x", _token(op), "T", "H", role="caller"),
+        *_weights_arg(op),
+        *_bank(op, "w1", rows_name, "H", halves),
+        *_bank(op, "w2", "H", "I", 1),
+        _rows(op, "h_rows", "I", "write"),
+        _arg("out_rows", _token(op), "R", "H", access="write"),
+        _arg("y", _token(op), "T", "H", role="caller", access="write"),
+    )
+
+
 _BUILDERS = {
     OpKind.ROUTE: _route,
     OpKind.QUANTIZE: _quantize,
@@ -310,4 +331,5 @@ _BUILDERS = {
     OpKind.DEINTERLEAVE_QUANTIZE: _deinterleave_quantize,
     OpKind.GEMM2: _gemm2,
     OpKind.COMBINE: _combine,
+    OpKind.BLOCK: _block,
 }

@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 
 import rfc8785
 
+LATER: Mapping[str, bool] = {"moegen.later": True}
+"""Metadata of a dataclass field that was added later: left out at its default, so that older digests stay."""
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
@@ -21,12 +23,16 @@ def plain(value: object) -> Json:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value) if not _left_out(f, value)}
     if isinstance(value, Mapping):
         return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         return [plain(item) for item in value]
     raise TypeError(f"{type(value).__name__} has no canonical JSON form")
+
+
+def _left_out(field: Field[object], value: object) -> bool:
+    return field.metadata == LATER and getattr(value, field.name) == field.default
 
 
 def canonical_json(value: object) -> bytes:

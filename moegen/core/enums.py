@@ -23,6 +23,7 @@ class OpKind(str, Enum):
     DEINTERLEAVE_QUANTIZE = "deinterleave_quantize"
     GEMM2 = "gemm2"
     COMBINE = "combine"
+    BLOCK = "block"
 
 
 class Epilogue(str, Enum):

@@ -2,11 +2,11 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moegen.core.canonical import canonical_json, digest
+from moegen.core.canonical import LATER, canonical_json, digest
 from moegen.core.enums import CombineMode, Epilogue, Target
 from moegen.core.errors import StoreError
 from moegen.core.ops import Numerics, OpSpec, numerics_from_json, op_from_json
@@ -50,7 +50,7 @@ class Pipeline:
     """The unit that is tuned and chosen: an epilogue mode and one variant per op over one weight pack.
 
     ``model_us`` holds the time model's prediction at rising token counts under uniform routing (microseconds): ranks
-    candidates only, never shown as a measurement.
+    candidates only, never shown as a measurement. ``most_tokens``: it serves no larger call; None: any.
     """
 
     name: str
@@ -61,6 +61,11 @@ class Pipeline:
     row_tile: int
     steps: tuple[Step, ...]
     model_us: tuple[tuple[int, float], ...]
+    most_tokens: int | None = field(default=None, metadata=LATER)
+
+    def serves(self, tokens: int) -> bool:
+        """True when a call may have this many tokens."""
+        return self.most_tokens is None or tokens <= self.most_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +185,7 @@ def pipeline_from_json(data: dict[str, Any]) -> Pipeline:
         row_tile=data["row_tile"],
         steps=tuple(Step(**(item | {"op": op_from_json(item["op"])})) for item in data["steps"]),
         model_us=tuple((tokens, time_us) for tokens, time_us in data["model_us"]),
+        most_tokens=data.get("most_tokens"),
     )
 
 

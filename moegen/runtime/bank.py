@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moegen.core.abi import Argument, arguments
+from moegen.core.abi import Argument, arguments, weight_pack_of
 from moegen.core.errors import CheckpointError
 from moegen.core.ops import OpSpec
 from moegen.core.package import Pipeline
@@ -139,7 +139,7 @@ def scale_report(weights: ExpertWeights) -> ScaleReport:
 def _key(op: OpSpec, name: str) -> Key:
     """Alphas, biases and activation scales are the same for every pack."""
     if name.endswith(("_codes", "_scales", "_packed")):
-        return (op.weight_pack, op.weight_scale_layout.value, name)
+        return (weight_pack_of(op, name), op.weight_scale_layout.value, name)
     return ("", "", name)
 
 
@@ -160,11 +160,11 @@ def _make(op: OpSpec, name: str, weights: ExpertWeights, device: torch.device) -
                 "kernels add biases, the weights have none", name, "set weights.bias: false in the spec"
             )
         return {name: _fill(fuse_rows(biases, dim=-1), op.experts, 0.0)}
-    packed = _pack(op, sides, device)
+    packed = _pack(op, weight_pack_of(op, name), sides, device)
     return {f"{layer}_{suffix}": tensor for suffix, tensor in packed.items()}
 
 
-def _pack(op: OpSpec, sides: Sequence[Projection], device: torch.device) -> dict[str, torch.Tensor]:
+def _pack(op: OpSpec, pack: str, sides: Sequence[Projection], device: torch.device) -> dict[str, torch.Tensor]:
     """Packs on the kernels' device, a few experts at a time: packing takes little more memory than its result."""
     whole: dict[str, torch.Tensor] = {}
     for first in range(0, op.experts, _EXPERTS_AT_ONCE):
@@ -175,7 +175,7 @@ def _pack(op: OpSpec, sides: Sequence[Projection], device: torch.device) -> dict
             )
             for side in sides
         )
-        for suffix, tensor in weight_pack(op.weight_pack).pack(halves, op.weight_scale_layout).items():
+        for suffix, tensor in weight_pack(pack).pack(halves, op.weight_scale_layout).items():
             if suffix not in whole:
                 whole[suffix] = tensor.new_empty(op.experts, *tensor.shape[1:])
             whole[suffix][first : first + count] = tensor

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from moegen.core.errors import MoegenError
 from moegen.core.package import Pipeline
 from moegen.store.tables import Fit, Match, Point, Table
 
@@ -146,7 +147,11 @@ class Decider:
         self._trials = [trials for trials in made if trials is not None]
 
     def decide(self, tokens: int) -> Decision:
-        """The pipeline for ``tokens`` >= 1 tokens. Total: every T has an answer, always one of ``pipelines``."""
+        """The pipeline for ``tokens`` >= 1 tokens, always one of ``pipelines`` that serves so many.
+
+        Raises:
+            MoegenError: none of them does; :meth:`reachable` finds that out for all calls at once.
+        """
         decision = self._known.get(tokens)
         if decision is None:
             decision = self._known[tokens] = self._resolve(tokens)
@@ -156,7 +161,7 @@ class Decider:
         return decision
 
     def reachable(self, most_tokens: int) -> frozenset[str]:
-        """Every pipeline that some T up to ``most_tokens`` may be given."""
+        """Every pipeline that some T up to ``most_tokens`` may be given; raises as :meth:`decide`."""
         return frozenset(self._resolve(tokens).pipeline for tokens in range(1, most_tokens + 1))
 
     def _resolve(self, tokens: int) -> Decision:
@@ -189,7 +194,7 @@ class Decider:
         )
 
     def _at(self, tokens: int, point: Point, outside: bool) -> "_Choice | None":
-        times = self._usable(point)
+        times = self._usable(point, tokens)
         if not times:
             return None
         winner, why = point.winner, f"winner at T={point.tokens}"
@@ -203,7 +208,7 @@ class Decider:
 
     def _between(self, tokens: int, low: Point, high: Point) -> "_Choice | None":
         """Least interpolated time among those timed at both points; a pipeline timed at one side only never wins."""
-        below, above = self._usable(low), self._usable(high)
+        below, above = self._usable(low, tokens), self._usable(high, tokens)
         times = {
             name: interpolate_us(tokens, (low.tokens, below[name]), (high.tokens, above[name]))
             for name in below.keys() & above.keys()
@@ -216,11 +221,15 @@ class Decider:
         rivals = _ranked(times)
         return rivals[0][0], Source.INTERPOLATED, f"least of {len(times)} interpolated times {place}", rivals
 
-    def _usable(self, point: Point) -> dict[str, float]:
-        return {item.pipeline: item.median_us for item in point.candidates if item.pipeline in self.pipelines}
+    def _usable(self, point: Point, tokens: int) -> dict[str, float]:
+        return {item.pipeline: item.median_us for item in point.candidates if self._serves(item.pipeline, tokens)}
+
+    def _serves(self, name: str, tokens: int) -> bool:
+        return name in self.pipelines and self.pipelines[name].serves(tokens)
 
     def _from_model(self, tokens: int) -> Decision | None:
-        modelled = {name: model_time_us(pipeline, tokens) for name, pipeline in self.pipelines.items()}
+        serving = {name: pipeline for name, pipeline in self.pipelines.items() if pipeline.serves(tokens)}
+        modelled = {name: model_time_us(pipeline, tokens) for name, pipeline in serving.items()}
         times = {name: time_us for name, time_us in modelled.items() if time_us is not None}
         if not times:
             return None
@@ -236,7 +245,12 @@ class Decider:
         )
 
     def _reference(self, tokens: int, source: Source, reason: str) -> Decision:
-        name = self.default if self.default in self.pipelines else next(iter(self.pipelines))
+        names = [name for name in (self.default, *self.pipelines) if self._serves(name, tokens)]
+        if not names:
+            most = max(pipeline.most_tokens or 0 for pipeline in self.pipelines.values())
+            what = f"{tokens} tokens, but {', '.join(self.pipelines)} serves at most {most}"
+            raise MoegenError(what, "decision", f"load with max_tokens={most}, or without naming the pipeline")
+        name = names[0]
         return Decision(
             tokens=tokens,
             routing=self.routing,

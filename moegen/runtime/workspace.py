@@ -60,13 +60,13 @@ class ArenaPlan:
 
 
 def main_op(pipeline: Pipeline) -> OpSpec:
-    """The gemm1 of a pipeline, which knows every fact of the layer.
+    """The op of a pipeline that knows every fact of the layer: gemm1, or the block that computes all of it.
 
     Raises:
-        StoreError: the manifest gives the pipeline no gemm1.
+        StoreError: the manifest gives the pipeline neither.
     """
     for step in pipeline.steps:
-        if step.op.kind is OpKind.GEMM1:
+        if step.op.kind in (OpKind.GEMM1, OpKind.BLOCK):
             return step.op
     raise StoreError("pipeline without gemm1", pipeline.name, "moegen generate")
 
@@ -85,13 +85,13 @@ def pipeline_dims(pipeline: Pipeline, tokens: int) -> Dims:
 
 
 def plan_arena(pipeline: Pipeline, tokens: int) -> ArenaPlan:
-    """Places a pipeline's buffers for at most ``tokens`` tokens.
+    """Places a pipeline's buffers for at most ``tokens`` tokens, or for the most that it serves.
 
     Raises:
         StoreError: the manifest's steps read a buffer that none wrote, disagree on one, or let a fused pipeline have a
             token-dtype buffer of activated values.
     """
-    dims = pipeline_dims(pipeline, tokens)
+    dims = pipeline_dims(pipeline, tokens if pipeline.most_tokens is None else min(tokens, pipeline.most_tokens))
     wanted = _lifetimes(pipeline, dims)
     if pipeline.epilogue is Epilogue.FUSED_FP4 and wanted.keys() & {"h_rows", "h_pair"}:
         raise StoreError("a fused_fp4 pipeline declares a buffer of activated rows", pipeline.name, "moegen generate")

@@ -16,9 +16,10 @@ from moegen.tune.select import Choice, Reason, choose
 
 
 def class_defaults(offer: TargetPackage) -> dict[Numerics, str]:
-    """The pipeline that others of its numerics class must beat: the target's default, else the class's first."""
+    """The pipeline that others of its numerics class must beat: the target's default, else the class's first that
+    serves any batch."""
     defaults: dict[Numerics, str] = {}
-    for pipeline in offer.pipelines:
+    for pipeline in (pipeline for pipeline in offer.pipelines if pipeline.most_tokens is None):
         if pipeline.numerics not in defaults or pipeline.name == offer.default:
             defaults[pipeline.numerics] = pipeline.name
     return defaults

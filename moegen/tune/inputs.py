@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from moegen.core.abi import BLOCK
-from moegen.core.enums import ActScale, Contract, OpKind, TokenDtype
+from moegen.core.enums import ActScale, Contract, TokenDtype
 from moegen.core.package import Pipeline
 from moegen.numerics.quantize import dynamic_pair, quantize_rows
 from moegen.runtime.checkpoint import ExpertWeights, Projection
 from moegen.runtime.kernels import KernelBook
+from moegen.runtime.workspace import main_op
 from moegen.tune.routing import Routing, busiest_rank_first, draw_ids, draw_weights
 
 _POOL = 4096
@@ -75,18 +76,18 @@ class TokenInputs:
 
 def shape_of(pipeline: Pipeline, layer_experts: int | None = None) -> LayerShape:
     """The layer that a pipeline serves, as one rank of ``layer_experts`` experts (its own alone by default)."""
-    gemm1 = next(step.op for step in pipeline.steps if step.op.kind is OpKind.GEMM1)
+    op = main_op(pipeline)
     scales = [step.op.act_scale for step in pipeline.steps if step.op.act_scale is not None]
     return LayerShape(
-        experts=gemm1.experts,
-        top_k=gemm1.top_k,
-        hidden=gemm1.hidden,
-        intermediate=gemm1.intermediate,
-        gated=gemm1.gated,
-        bias=gemm1.bias,
-        dtype=gemm1.dtype,
-        w4a4=gemm1.w4a4,
-        static_scales=gemm1.w4a4 and (not scales or ActScale.STATIC in scales),
+        experts=op.experts,
+        top_k=op.top_k,
+        hidden=op.hidden,
+        intermediate=op.intermediate,
+        gated=op.gated,
+        bias=op.bias,
+        dtype=op.dtype,
+        w4a4=op.w4a4,
+        static_scales=op.w4a4 and (not scales or ActScale.STATIC in scales),
         layer_experts=layer_experts,
     )
 

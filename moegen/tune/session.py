@@ -194,7 +194,8 @@ class TuneSession:
         neighbours have pipelines in common."""
         where = self._counts.index(point.tokens)
         neighbours = self._counts[max(where - 1, 0) : where] + self._counts[where + 1 : where + 2]
-        allowed = [pipeline for pipeline in self._candidates if pipeline.name not in self._banned]
+        serving = [pipeline for pipeline in self._candidates if pipeline.serves(point.tokens)]
+        allowed = [pipeline for pipeline in serving if pipeline.name not in self._banned]
         picked = shortlist(allowed, point.tokens, neighbours, self._defaults, self._policy.shortlist)
         wanted = {pipeline.name for pipeline in picked} | self._finalists
         return [pipeline for pipeline in allowed if pipeline.name in wanted]

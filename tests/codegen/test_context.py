@@ -13,6 +13,7 @@ from jinja2 import meta, nodes
 from moegen.codegen.catalog import Scratch
 from moegen.codegen.context import ArgumentFacts, OpFacts, RenderContext, entry_arguments, op_facts, render_context
 from moegen.codegen.pipelines import Shape, pipeline_ops
+from moegen.codegen.registry import families
 from moegen.codegen.render import environment
 from moegen.codegen.schedule import ScheduleFamily
 from moegen.core.abi import arguments
@@ -36,7 +37,8 @@ def gemm1() -> OpSpec:
 
 
 def test_there_is_a_template_for_every_cpu_op() -> None:
-    assert {f"cpu/{kind.value}.cc.j2" for kind in OpKind} <= set(KERNELS)
+    served = [kind for kind in OpKind if families(Target.CPU, kind)]
+    assert {f"cpu/{kind.value}.cc.j2" for kind in served} <= set(KERNELS)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

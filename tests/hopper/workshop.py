@@ -7,7 +7,8 @@ from pathlib import Path
 
 from moegen.build.nvcc import Nvcc
 from moegen.build.toolchain import CompileJob, Outcome, Status
-from moegen.codegen.catalogs.sm90 import CATALOG, LADDER, ROUTE, STREAM
+from moegen.codegen.catalogs.sm90 import LADDER, ROUTE, STREAM
+from moegen.codegen.catalogs.sm90_block import CATALOG
 from moegen.codegen.render import render
 from moegen.codegen.variant import Variant
 from moegen.core.devices import H200

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moegen.core.enums import CombineMode, Epilogue, Target
+from moegen.core.errors import MoegenError
 from moegen.core.ops import Numerics
 from moegen.core.package import Pipeline
 from moegen.runtime.decision import Decider, Decision, Evidence, Source, bracket, interpolate_us, model_time_us
@@ -262,3 +263,38 @@ def tiny_with(tiny, store):
     from moegen.store.artifacts import ArtifactStore
 
     return TestPackage(directory=tiny.directory, store=ArtifactStore(store.home, (tiny.store.home,)))
+
+
+def limited(points: Table | None = None, **options) -> Decider:
+    """``small`` serves 8 tokens at most, ``any`` any number."""
+    offered = {"small": replace(pipeline("small"), most_tokens=8), "any": pipeline("any")}
+    evidence = [] if points is None else [Evidence(table=points, match=Match(fit=Fit.EXACT))]
+    return Decider(pipelines=offered, default="small", evidence=evidence, **options)
+
+
+def test_a_limited_pipeline_serves_no_larger_batch() -> None:
+    """Not beyond its last tuned point, not between points, not as the default."""
+    alone = table({(4, "uniform"): {"small": 1.0, "any": 2.0}})
+    both = table({(8, "uniform"): {"small": 1.0, "any": 2.0}, (16, "uniform"): {"any": 4.0}})
+    for made in (limited(alone), limited(both), limited()):
+        for tokens in (1, 8):
+            assert made.decide(tokens).pipeline == "small"
+        for tokens in (9, 12, 16, 4000):
+            assert made.decide(tokens).pipeline == "any"
+
+
+def test_a_limited_pipeline_alone_is_refused_before_any_call() -> None:
+    only = {"small": replace(pipeline("small"), most_tokens=8)}
+    pinned = Decider(pipelines=only, default="small", pinned=True)
+    assert pinned.reachable(8) == {"small"}
+    with pytest.raises(MoegenError, match="serves at most 8"):
+        pinned.reachable(9)
+
+
+def test_the_model_of_a_limited_pipeline_ends_with_it() -> None:
+    offered = {
+        "small": replace(pipeline("small", ((1, 1.0), (8, 2.0))), most_tokens=8),
+        "any": pipeline("any", ((1, 5.0), (8, 6.0), (64, 7.0))),
+    }
+    made = Decider(pipelines=offered, default="any")
+    assert [made.decide(tokens).pipeline for tokens in (1, 8, 9, 64)] == ["small", "small", "any", "any"]

@@ -37,7 +37,10 @@ PANEL = ScheduleFamily(
     ),
 )
 STREAM = ScheduleFamily(
-    target=Target.CPU, name="stream", kinds=tuple(kind for kind in OpKind if kind not in GEMMS), fields=()
+    target=Target.CPU,
+    name="stream",
+    kinds=tuple(kind for kind in OpKind if kind not in (*GEMMS, OpKind.BLOCK)),
+    fields=(),
 )
 AUTO: Mapping[str, tuple[Value, ...]] = {
     "rows": ROW_TILES,
@@ -157,8 +160,8 @@ class CpuCatalog:
         return Target.CPU
 
     def families(self, kind: OpKind) -> tuple[ScheduleFamily, ...]:
-        """One family: panels for the gemms, streams for the rest."""
-        return (PANEL,) if kind in GEMMS else (STREAM,)
+        """One family: panels for the gemms, streams for the rest; no op computes a whole layer."""
+        return tuple(family for family in (PANEL, STREAM) if kind in family.kinds)
 
     def row_tiles(self, choice: Choice, act_format: ActFormat) -> tuple[int, ...]:
         """Row tiles that ``choice`` leaves, rising; raises SpecError as :func:`chosen_values`."""
@@ -236,6 +239,10 @@ class CpuCatalog:
     def scratch(self, op: OpSpec, schedule: Schedule) -> Scratch:
         """None: tasks keep what they need on the stack."""
         return Scratch()
+
+    def most_tokens(self, op: OpSpec, schedule: Schedule) -> int | None:
+        """Any number."""
+        return None
 
     def options(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
         """Nothing beyond the toolchain's own list."""

@@ -163,6 +163,10 @@ class Sm100Catalog:
         """None."""
         return Scratch()
 
+    def most_tokens(self, op: OpSpec, schedule: Schedule) -> int | None:
+        """Any number."""
+        return None
+
     def options(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
         """Nothing beyond the toolchain's own."""
         return ()

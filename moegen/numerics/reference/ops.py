@@ -6,6 +6,7 @@ default (``with torch.device(...)``). Rows that the ABI leaves undefined (past
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ def run_op(op: OpSpec, buffers: Buffers, *, first_expert: int = 0) -> dict[str, 
     if op.kind is OpKind.ROUTE:
         routing = route(buffers["topk_ids"], experts=op.experts, row_tile=op.row_tile, first_expert=first_expert)
         return routing.buffers()
+    if op.kind is OpKind.BLOCK:
+        return _block(op, buffers, first_expert)
     return _RUN[op.kind](op, buffers)
 
 
@@ -204,6 +207,14 @@ def _combine(op: OpSpec, buffers: Buffers) -> dict[str, Tensor]:
         buffers["out_rows"], buffers["slot_row"], top_k=op.top_k, dtype=op.dtype, topk_weights=weights
     )
     return {"y": y}
+
+
+def _block(op: OpSpec, buffers: Buffers, first_expert: int) -> dict[str, Tensor]:
+    """The separate ops one after the other; their rows are the block's."""
+    kinds = (OpKind.ROUTE, OpKind.GEMM1, OpKind.GEMM2, OpKind.COMBINE)
+    steps = (replace(op, kind=kind, gather=kind is OpKind.GEMM1) for kind in kinds)
+    held = run_pipeline(steps, buffers, first_expert=first_expert)
+    return {argument.name: held[argument.name] for argument in arguments(op) if argument.access == "write"}
 
 
 def _weight_on_input(op: OpSpec) -> bool:
