@@ -90,13 +90,13 @@ def allowed(row: Row) -> bool:
     gated = ACTIVATIONS[row["activation"]].kind.gated
     if not gated and (row["epilogue"] is Epilogue.INTERLEAVED or row["gate_round"] is Round.BF16):
         return False
-    return _legal(*(row[name] for name in (*SCHEDULE, "gather", "router_weight")))
+    return _legal(*(row[name] for name in SCHEDULE))
 
 
 @cache
-def _legal(*values: Any) -> bool:
+def _legal(*values: int) -> bool:
     first = {name: axis[0] for name, axis in AXES.items()}
-    row = first | dict(zip((*SCHEDULE, "gather", "router_weight"), values, strict=True))
+    row = first | dict(zip(SCHEDULE, values, strict=True))
     catalog = CATALOGS[Target.SM_100A]
     schedule = catalog.w4a16.families[0].make(**{name: row[name] for name in SCHEDULE})
     return catalog.verdict(GemmCase(row).case.ops()[OpKind.GEMM1], schedule, B200).legal

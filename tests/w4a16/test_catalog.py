@@ -54,11 +54,6 @@ def gemm1(**changes: Any) -> OpSpec:
             {"row_tile": 128},
             "registers: a lane holds more (accumulators = 128, limit = 64)",
         ),
-        (
-            {"tokens": 128},
-            {"row_tile": 128, "numerics": Numerics(router_weight=RouterWeight.INPUT)},
-            "weights: gather these rows by an op of its own (tokens = 128, limit = 64)",
-        ),
         ({"stages": 1}, {}, "stages: copies and MMAs overlap from two stages up (stages = 1)"),
         ({"stages": 14}, {}, "shared_memory: the ring exceeds shared memory (bytes = 243712, limit = 232448)"),
     ],

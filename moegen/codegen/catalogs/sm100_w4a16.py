@@ -28,8 +28,6 @@ UNIT_ROWS = 128
 """Rows of one tile of the 128x4 scale layout."""
 MOST_ACCUMULATORS = 64
 """fp32 accumulators of a lane: the epilogue's values and the decoded operands need the other registers."""
-MOST_WEIGHTED_TOKENS = 64
-"""Tokens that a gathering gemm1 multiplies by their router weights: a lane holds the weights of each eighth of them."""
 RESERVED_BYTES = 1024
 """Shared memory that each resident block costs beside its own."""
 SM_THREADS = 2048
@@ -49,7 +47,7 @@ DECODE_ISSUE = 23.5
 """Warp instructions that copy and decode one m16k16 fragment: the count of the compiled loop (m128, k256, bf16)."""
 TOKEN_ISSUE = 2.5
 """Loading and pairing the eight tokens of one k16 step, shared by a warp's fragments."""
-WEIGHTED_ISSUE = 20.0
+WEIGHTED_ISSUE = 10.0
 """Multiplying those tokens by their router weights where gemm1 gathers them."""
 LATENCY_US = 1.0
 """From a copy's issue to its arrival under load: what the bytes in flight must cover."""
@@ -151,15 +149,7 @@ def fits_registers(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdi
     accumulators = fragments(schedule) * schedule.number("tokens") // 2
     if accumulators > MOST_ACCUMULATORS:
         return illegal("registers", "a lane holds more", accumulators=accumulators, limit=MOST_ACCUMULATORS)
-    tokens = schedule.number("tokens")
-    if weighs_gathered_rows(op) and tokens > MOST_WEIGHTED_TOKENS:
-        return illegal("weights", "gather these rows by an op of its own", tokens=tokens, limit=MOST_WEIGHTED_TOKENS)
     return LEGAL
-
-
-def weighs_gathered_rows(op: OpSpec) -> bool:
-    """True for a gemm1 that multiplies the rows it gathers by their router weights."""
-    return op.gather and op.numerics is not None and op.numerics.router_weight is RouterWeight.INPUT
 
 
 def fits_shared_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
@@ -250,7 +240,8 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     """Modelled time: bytes at the rate that the copies in flight sustain, or instructions of decoding and multiplying,
     whichever is longer, over the share of the device that the tiles fill."""
     groups, warps = schedule.number("tokens") / GROUP_TOKENS, schedule.number("warps")
-    per_group = TOKEN_ISSUE + (WEIGHTED_ISSUE if weighs_gathered_rows(op) else 0.0)
+    weighted = op.gather and op.numerics is not None and op.numerics.router_weight is RouterWeight.INPUT
+    per_group = TOKEN_ISSUE + (WEIGHTED_ISSUE if weighted else 0.0)
     per_fragment = DECODE_ISSUE + groups * (1 + per_group / fragments(schedule))
     tasks = load.tiles * row_tiles(op, schedule)
     steps = -(-op.k // CHUNK_K) * CHUNK_K // FRAGMENT_ROWS

@@ -29,7 +29,7 @@ struct Bf16Operands {
     const uint32_t halves = f16x2_from_e4m3x2(bytes);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const uint32_t bits = __float_as_uint(__fmul_rn(f32_from_half(halves >> (16 * i)), 0x1p119f));
+      const uint32_t bits = __float_as_uint(f32_from_f16x2(halves, i) * 0x1p119f);
       out[i] = high_halves(bits, bits);
     }
   }
@@ -47,9 +47,12 @@ struct Bf16Operands {
     mma_bf16(acc, a, b0, b1);
   }
 
-  // Two token values times a weight in fp32, each rounded once.
+  // Two token values times a weight in fp32, each rounded once; as an operand, where the bits of a NaN do not matter.
   static __device__ __forceinline__ uint32_t weighted(uint32_t pair, float weight) {
-    return pack(__fmul_rn(__uint_as_float(pair << 16), weight), __fmul_rn(__uint_as_float(pair & 0xFFFF0000u), weight));
+    return pack(low(pair) * weight, high(pair) * weight);
+  }
+  static __device__ __forceinline__ uint32_t weighted_operand(uint32_t pair, float weight) {
+    return bf16x2_from_f32(low(pair) * weight, high(pair) * weight);
   }
 
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -57,11 +60,8 @@ struct Bf16Operands {
   }
 
  private:
-  static __device__ __forceinline__ float f32_from_half(uint32_t half) {
-    float value;
-    asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(half));
-    return value;
-  }
+  static __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
+  static __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 };
 
 struct Fp16Operands {
@@ -89,7 +89,10 @@ struct Fp16Operands {
   }
 
   static __device__ __forceinline__ uint32_t weighted(uint32_t pair, float weight) {
-    return pack(__fmul_rn(f32_from_f16(uint16_t(pair)), weight), __fmul_rn(f32_from_f16(uint16_t(pair >> 16)), weight));
+    return pack(f32_from_f16(uint16_t(pair)) * weight, f32_from_f16(uint16_t(pair >> 16)) * weight);
+  }
+  static __device__ __forceinline__ uint32_t weighted_operand(uint32_t pair, float weight) {
+    return f16x2_from_f32(f32_from_f16x2(pair, 0) * weight, f32_from_f16x2(pair, 1) * weight);
   }
 
   static __device__ __forceinline__ uint32_t pack(float low, float high) {

@@ -146,10 +146,10 @@ struct InputWeights {
   template <class Operands>
   __device__ __forceinline__ uint4 apply(uint4 words, int n) const {
     if constexpr (Weighted) {
-      words.x = Operands::weighted(words.x, value[n]);
-      words.y = Operands::weighted(words.y, value[n]);
-      words.z = Operands::weighted(words.z, value[n]);
-      words.w = Operands::weighted(words.w, value[n]);
+      words.x = Operands::weighted_operand(words.x, value[n]);
+      words.y = Operands::weighted_operand(words.y, value[n]);
+      words.z = Operands::weighted_operand(words.z, value[n]);
+      words.w = Operands::weighted_operand(words.w, value[n]);
     }
     return words;
   }

@@ -51,4 +51,24 @@ __device__ __forceinline__ uint32_t f16x2_from_e4m3x2(uint32_t bytes) {
   return halves;
 }
 
+// One half of a pair of fp16.
+__device__ __forceinline__ float f32_from_f16x2(uint32_t halves, int index) {
+  float value;
+  asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "r"(halves >> (16 * index)));
+  return value;
+}
+
+// Two values rounded to nearest even, `low` in the low half; a NaN becomes the device's own.
+__device__ __forceinline__ uint32_t bf16x2_from_f32(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ uint32_t f16x2_from_f32(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 }  // namespace moegen
