@@ -27,12 +27,10 @@ def _one(ladder: str, warpgroups: int = 4, tiles: int = 1, blocks: int = 1, clai
 FINE, HALF, WHOLE, FIVE = _one("n8", 1, 1, 4), _one("n8", 2, 1, 2), _one("n8"), _one("n8", 5)
 SMALL, SMALL_FIVE = _one("n8_16_32"), _one("n8_16_32", 5)
 SKEWED = _one("n8_16_32_64_128")
-WIDE_SKEW = _one("n16_32_48_64_80_96_128_160_192_224_256")
-COARSE = _one("n64_128_192_256")
-#: Ladders around 64, 128 or 256 rows an expert: steps of 8 where the counts lie, halves of what exceeds the widest.
-AROUND_64 = _one("n48_56_64_72_80_96")
-AROUND_128 = _one("n112_128_144_160")
-AROUND_256 = _one("n136_144_152_208_216_224_232_240_248_256")
+WIDE_SKEW = _one("n16_32_48_64_80_96_112_128_144_152", claims=True)
+#: Ladders around 64 or 128 rows an expert: steps of 8 where the counts lie, even shares of what exceeds the widest.
+AROUND_64, AROUND_64_MANY = _one("n48_56_64_72_80_96"), _one("n48_56_64_72_80_96", tiles=2)
+AROUND_128 = _one("n120_128_136_144_152", claims=True)
 
 FAST_FROM = 512
 """Token counts from which the fast activation class is timed beside the exact one: below, no difference shows."""
@@ -43,17 +41,17 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
         32: (SMALL, WHOLE),
         128: (SMALL, SKEWED),
         512: (SKEWED, _one("n16_24_32_64")),
-        2048: (AROUND_64, WIDE_SKEW),
-        8192: (AROUND_256, WIDE_SKEW),
+        2048: (AROUND_64_MANY, AROUND_64, WIDE_SKEW),
+        8192: (AROUND_128, WIDE_SKEW),
     },
     "qwen3": {
         1: (FINE, HALF),
         8: (FINE, WHOLE),
         32: (WHOLE, HALF, _one("n16", 2, 1, 2)),
-        128: (_one("n16"), _one("n16_64"), _one("n16", 2, 1, 2), _one("n24", 2, 1, 2)),
-        512: (_one("n40_64"), _one("n40", 2, 1, 2), _one("n40_64", 2, 1, 2), _one("n48", 2, 1, 2)),
-        2048: (AROUND_128, _one("n128_160"), COARSE),
-        8192: (_one("n176_184_192_232_240_248_256"), _one("n192_256"), COARSE),
+        128: (_one("n16"), _one("n16_64"), _one("n16", 2, 1, 2)),
+        512: (_one("n40_64"), _one("n48", tiles=2), _one("n32_40_48", tiles=2, claims=True)),
+        2048: (_one("n136_152"), _one("n120_136_152", claims=True), WIDE_SKEW),
+        8192: (_one("n128_136_144"), _one("n136_144", claims=True), WIDE_SKEW),
     },
     "gptoss": {
         1: (FINE, HALF),
@@ -61,8 +59,8 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
         32: (FIVE, SMALL_FIVE),
         128: (_one("n8_16", 5), SMALL_FIVE),
         512: (_one("n16_24_32", 5), _one("n24_32", 5)),
-        2048: (AROUND_64, _one("n56_64_72_80"), WIDE_SKEW),
-        8192: (AROUND_256, WIDE_SKEW),
+        2048: (AROUND_64_MANY, _one("n56_64_72_80", tiles=2)),
+        8192: (AROUND_128, _one("n120_128_136_144")),
     },
     "dsv4f": {
         1: (HALF, WHOLE),
@@ -70,8 +68,8 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
         32: (SMALL, WHOLE),
         128: (SMALL, SKEWED),
         512: (SKEWED, _one("n16_24_32_64")),
-        2048: (_one("n40_48_56_64"), WIDE_SKEW),
-        8192: (_one("n168_176_184_192_200_208_224"), WIDE_SKEW),
+        2048: (_one("n40_48_56_64", tiles=2), _one("n40_48_56_64"), WIDE_SKEW),
+        8192: (_one("n88_96_104_112", claims=True), _one("n88_96_104_112", tiles=2, claims=True), WIDE_SKEW),
     },
 }
 GATHERING: dict[str, dict[int, tuple[Schedule, ...]]] = {

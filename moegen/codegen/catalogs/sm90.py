@@ -45,7 +45,7 @@ LADDER = ScheduleFamily(
     fields=(
         ScheduleField(name="ladder", tag="w", doc="token-tile widths, rising: n8_16_64", type="str"),
         ScheduleField(name="warpgroups", tag="g", doc="consumer warpgroups of the kernels up to 64 wide"),
-        ScheduleField(name="tiles", tag="m", doc="m64 weight tiles of a warpgroup in the kernels up to 32 wide"),
+        ScheduleField(name="tiles", tag="m", doc="2: more m64 weight tiles a warpgroup in the kernels up to 96 wide"),
         ScheduleField(name="blocks", tag="b", doc="blocks that share a multiprocessor in those kernels"),
     ),
 )
@@ -78,10 +78,11 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
         "n8_16_32_64_128",
         "n48_56_64_72_80_96",
         "n16_32_48_64_96_128",
-        "n112_128_144_160",
-        "n64_128_192_256",
-        "n16_32_48_64_80_96_128_160_192_224_256",
-        "n136_144_152_208_216_224_232_240_248_256",
+        "n120_136_152",
+        "n64_96_128_152",
+        "n120_128_136_144_152",
+        "n16_32_48_64_80_96_112_128_144_152",
+        "n192_256",
     ),
     "warpgroups": (1, 2, 3, 4, 5),
     "tiles": (1, 2),
@@ -96,6 +97,8 @@ _WIDTH_LIMITS: Mapping[Epilogue | None, tuple[int, int]] = {
 """Widest tile of the plain form and of four warpgroups with setmaxnreg, by what the epilogue keeps alive."""
 STAGED_PLAIN_WIDTH = 32
 """The plain form's limit where a producer decodes tokens: wider tiles need two warpgroups of producers."""
+NARROW_WIDTH, MANY_TILES_WIDTH, TWO_TILES_WIDTH = 32, 96, 152
+"""Widest tiles of four warpgroups with two m64 tiles each; of two with three or four; and of two with two."""
 GATHER_WIDTHS = 32
 """Rows that a gathering gemm1 multiplies by their router weight pass through registers: wider tiles would spill."""
 DECODE_WIDTHS = 128
@@ -121,6 +124,8 @@ WGMMA_CYCLES = {8: 13, 16: 13, 24: 13, 32: 16, 48: 24}
 GATHER_CYCLES = 7
 """A warp's asynchronous copy of 128 bytes of a row in 4-byte words; 0.4 of it lengthens the multiplies beside it."""
 GATHER_SHARE = 0.4
+FEED_BYTES = 30
+"""Bytes a cycle that one multiprocessor gets from L2 beside wide multiplies."""
 CLOCK_GHZ = 1.7
 CHAINED_US = 1.5
 """One more launch of a chain."""
@@ -162,11 +167,15 @@ def plain_form(op: OpSpec, schedule: Schedule, width: int) -> bool:
 
 def warpgroups_of(op: OpSpec, schedule: Schedule, width: int) -> tuple[int, int]:
     """(consumer warpgroups, m64 tiles of each) of one kernel; mirrors ``GemmShape``."""
+    many = schedule.number("tiles") == 2
     if plain_form(op, schedule, width):
         return schedule.number("warpgroups"), 1
-    if width <= _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[1] and not staged(op):
-        return 4, 2 if width <= 32 else 1
-    return 2, 2 if width <= 128 else 1
+    limit = _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[1]
+    if width <= (min(limit, NARROW_WIDTH) if many else limit) and not staged(op):
+        return 4, 2 if width <= NARROW_WIDTH else 1
+    if many and width <= MANY_TILES_WIDTH:
+        return 2, 4 if width <= 64 else 3
+    return 2, 2 if width <= TWO_TILES_WIDTH else 1
 
 
 def weight_tiles(op: OpSpec) -> int:
@@ -255,10 +264,14 @@ def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
         return illegal(
             "shape", "1 to 5 warpgroups of 1 or 2 tiles, 1 to 8 blocks", warpgroups=groups, tiles=tiles, blocks=blocks
         )
-    if tiles == 2 and (groups != 4 or blocks != 1 or ladder[0] > 32 or staged(op)):
-        return illegal("tiles", "two tiles a warpgroup: four warpgroups, one block, widths up to 32, no decoder")
-    if staged(op) and blocks > 1:
-        return illegal("blocks", "a decoding producer leaves no registers for a second block", blocks=blocks)
+    if tiles == 2 and (groups != 4 or blocks != 1 or ladder[0] > MANY_TILES_WIDTH or staged(op)):
+        return illegal("tiles", "more tiles a warpgroup: four warpgroups, one block, widths up to 96, no decoder")
+    if tiles == 2 and any(NARROW_WIDTH < width <= MANY_TILES_WIDTH for width in ladder) and holds_little(op):
+        return illegal("tiles", "between 32 and 96 the epilogue or a gathering producer needs the registers")
+    if tiles == 2 and NARROW_WIDTH < ladder[-1] <= 64 and 0 < op.k % UNIT_K <= UNIT_K // 2:
+        return illegal("tiles", "a first kernel with four tiles has no registers to copy half units of K")
+    if (op.w4a4 or op.gather) and blocks > 1:
+        return illegal("blocks", "a warpgroup of producers leaves no registers for a second block", blocks=blocks)
     if ladder[0] > 64 and (groups != 4 or blocks != 1):
         return illegal("warpgroups", "no kernel of this ladder is narrow enough to choose", narrowest=ladder[0])
     if staged(op) and schedule.family is CLAIMS:
@@ -272,6 +285,11 @@ def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
             if groups * tiles % 2:
                 return illegal("chunk", "a block's channels need an even number of m64 tiles", tiles=groups * tiles)
     return LEGAL
+
+
+def holds_little(op: OpSpec) -> bool:
+    """True when two warpgroups cannot hold three or four tiles each."""
+    return op.gather or op.epilogue not in (None, Epilogue.COMPACT) or op.fused_combine
 
 
 def counts_fit(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
@@ -401,10 +419,12 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     row_tiles = -(-weight_tiles(op) // (groups * tiles))
     items = load.hit_experts * tiles_each * row_tiles
     waves = -(-items // device.cores) * device.cores / max(items, 1e-9)
+    fed = items * op.k / UNIT_K * (width * UNIT_K * 2 + groups * tiles * UNIT_BYTES)
+    feed_us = 1e-3 * fed / FEED_BYTES / CLOCK_GHZ / device.cores
     quantised = 1.0 + 0.15 * op.w4a4
     copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0
     gather_us = GATHER_SHARE * 1e-3 * copies * GATHER_CYCLES / CLOCK_GHZ / device.cores
-    work_us = max(read_us, multiply_us * quantised + gather_us, decode_us) * min(waves, 2.0)
+    work_us = max(read_us, feed_us, multiply_us * quantised + gather_us, decode_us) * min(waves, 2.0)
     return work_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
 
 

@@ -38,23 +38,31 @@ enum class EpilogueKind { kRows, kInterleaved, kFused };
 
 // Warpgroups, m64 tiles of each and register budgets for a token-tile width.
 //
-// Accumulators (width / 2 a tile), two operand buffers (32), about 25 others and what the epilogue needs must fit: four
-// warpgroups hold one tile up to width 64 as launched and up to 80 after setmaxnreg, two warpgroups the rest. `kStaged`
-// producers decode token rows: one warpgroup of them, two beside wide tiles. `kGathered`: one warpgroup copies rows.
-// kAskedBlocks: plain kernels may share a multiprocessor, for more and smaller tiles when there are few.
+// Accumulators (width / 2 a tile), an operand buffer a tile (16, at least two), about 25 others and what the epilogue
+// needs must fit: four warpgroups hold one tile up to width 64 as launched and up to 80 after setmaxnreg, two warpgroups
+// the rest. More weight rows a block mean fewer token bytes for each product, which is what bounds wide tiles: so two
+// warpgroups take two tiles each up to width 152, and with kAskedTiles == 2 four up to 64 and three up to 96.
+// `kStaged` producers decode token rows: one warpgroup of them, two beside wide tiles. `kGathered`: one warpgroup copies
+// rows. kAskedBlocks: plain kernels may share a multiprocessor, for more and smaller tiles when there are few.
 template <int kWidth, int kAskedGroups, int kAskedTiles, int kAskedBlocks, bool kStaged, EpilogueKind kEpilogue,
           bool kGathered = false>
 struct GemmShape {
   static constexpr int kPlainWidth = kEpilogue == EpilogueKind::kFused ? 16 : kStaged ? 32 : 64;
   static constexpr bool kPlain = kWidth <= kPlainWidth && kAskedTiles == 1;
-  static constexpr bool kFour = !kPlain && !kStaged &&
-                                kWidth <= (kEpilogue == EpilogueKind::kRows          ? 80
-                                           : kEpilogue == EpilogueKind::kInterleaved ? 64
-                                                                                     : 16);
+  static constexpr int kFourWidth = kEpilogue == EpilogueKind::kFused         ? 16
+                                    : kAskedTiles == 2                        ? 32
+                                    : kEpilogue == EpilogueKind::kInterleaved ? 64
+                                                                              : 80;
+  static constexpr bool kFour = !kPlain && !kStaged && kWidth <= kFourWidth;
   static constexpr int kGroups = kPlain ? kAskedGroups : kFour ? 4 : 2;
-  static constexpr int kTiles = kPlain ? 1 : kFour ? (kWidth <= 32 ? 2 : 1) : kWidth <= 128 ? 2 : 1;
-  static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 200 : 224;
-  static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 64 : 56;
+  static constexpr int kMostTiles = kAskedTiles == 1 ? 2 : kWidth <= 64 ? 4 : 3;
+  static constexpr int kTiles = kPlain           ? 1
+                                : kFour          ? (kWidth <= 32 ? 2 : 1)
+                                : kWidth <= 96   ? kMostTiles
+                                : kWidth <= 152  ? 2
+                                                 : 1;
+  static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 200 : kTiles == 4 ? 232 : 224;
+  static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 64 : kTiles == 4 ? 40 : 56;
   static constexpr int kBlocks = kPlain ? kAskedBlocks : 1;
   static constexpr int kProducerThreads = kStaged && !kPlain ? 256 : kStaged || kGathered || !kPlain ? 128 : 32;
   static constexpr int kArrivals =

@@ -94,8 +94,8 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[N / 2], uint32_t (&a
   wgmma_commit();
 }
 
-// Accumulates one item over K. The body holds exactly two operand buffers and two steps: ptxas gives every unrolled
-// step its own registers, and any branch inside serialises the wgmmas.
+// Accumulates one item over K. The body holds as many operand buffers as steps, two or one a tile: ptxas gives every
+// unrolled step its own registers, and any branch inside serialises the wgmmas.
 template <class C>
 __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2], Ring<C>& ring) {
   using P = Plan<C>;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
 #pragma unroll
     for (int i = 0; i < C::kWidth / 2; i++) acc[m][i] = 0.0f;
   }
-  uint32_t a[2][16];
+  uint32_t a[C::kTiles == 1 ? 2 : C::kTiles][16];
   uint32_t release = ring.empty();
 #pragma unroll 1
   for (int unit = 0; unit < P::kUnits; unit++) {
@@ -127,18 +127,22 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
       multiply_chunk<C::kWidth>(acc[0], a[1], second, chunk_scales(swap_scale_chunks(word)),
                                 descriptor + kDescriptorChunk);
     } else {
-      uint32_t words[2] = {load_shared(scales), load_shared(scales + kUnitBytes)};
+      uint32_t words[C::kTiles];
+#pragma unroll
+      for (int m = 0; m < C::kTiles; m++) words[m] = load_shared(scales + m * kUnitBytes);
       uint32_t step = 0;
 #pragma unroll 1
       for (int chunk = 0; chunk < 2; chunk++) {
-        const uint4 first = load_shared_v4(codes), second = load_shared_v4(codes + kUnitBytes);
-        wgmma_wait<1>();
-        multiply_chunk<C::kWidth>(acc[0], a[0], first, chunk_scales(words[0]), descriptor + step);
-        wgmma_wait<1>();
-        barrier_arrive_if(release, lane == 0 && unit > 0 && chunk == 0);
-        multiply_chunk<C::kWidth>(acc[1], a[1], second, chunk_scales(words[1]), descriptor + step);
-        words[0] = swap_scale_chunks(words[0]);
-        words[1] = swap_scale_chunks(words[1]);
+        uint4 next = load_shared_v4(codes);
+#pragma unroll
+        for (int m = 0; m < C::kTiles; m++) {
+          const uint4 now = next;
+          if (m + 1 < C::kTiles) next = load_shared_v4(codes + (m + 1) * kUnitBytes);
+          wgmma_wait<C::kTiles - 1>();  // this tile's operands of the chunk before
+          if (m == C::kTiles - 1) barrier_arrive_if(release, lane == 0 && unit > 0 && chunk == 0);
+          multiply_chunk<C::kWidth>(acc[m], a[m], now, chunk_scales(words[m]), descriptor + step);
+          words[m] = swap_scale_chunks(words[m]);
+        }
         codes += kChunkBytes;
         step += kDescriptorChunk;
       }

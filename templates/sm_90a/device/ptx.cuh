@@ -130,6 +130,12 @@ __device__ __forceinline__ uint32_t load_global(const void* p) {
   return v;
 }
 
+__device__ __forceinline__ uint4 load_global_v4(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
 // Brings a word's line to L1: a load whose result nobody waits for.
 __device__ __forceinline__ void load_to_l1(const void* p) { load_global(p); }
 

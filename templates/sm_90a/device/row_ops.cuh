@@ -64,6 +64,11 @@ __device__ __forceinline__ void gather_rows(const uint16_t* __restrict__ x, cons
                                             int64_t tokens) {
   constexpr int kChunks = row_chunks(kColumns);
   const int half = threadIdx.x % 2, q = threadIdx.x / 2 % 4, step = gridDim.y * 32;
+  const int first_chunk = blockIdx.y * 32 + threadIdx.x / 8;
+  const uint16_t* source = x + int64_t(blockIdx.x) * kColumns + 16 * q + 8 * half;
+  auto inside = [&](int chunk) { return chunk * kChunkK + 16 * q < kColumns; };
+  uint4 words = make_uint4(0, 0, 0, 0);  // of the first chunk, before routing is waited for: x is complete
+  if (blockIdx.x < tokens && inside(first_chunk)) words = load_global_v4(source + first_chunk * kChunkK);
   dependency_wait();
   dependency_launch();
   if (blockIdx.x >= tokens) {
@@ -81,12 +86,11 @@ __device__ __forceinline__ void gather_rows(const uint16_t* __restrict__ x, cons
     present |= uint32_t(row >= 0) << j;
     weight[j] = kWeighted ? weights[first_slot + j] : 1.0f;
   }
-  const uint16_t* source = x + int64_t(blockIdx.x) * kColumns + 16 * q + 8 * half;
 #pragma unroll 1
-  for (int chunk = blockIdx.y * 32 + threadIdx.x / 8; chunk - int(threadIdx.x / 8) < kChunks; chunk += step) {
-    const bool inside = chunk * kChunkK + 16 * q < kColumns;
-    const uint4 words =
-        inside ? __ldg(reinterpret_cast<const uint4*>(source + chunk * kChunkK)) : make_uint4(0, 0, 0, 0);
+  for (int chunk = first_chunk; chunk - int(threadIdx.x / 8) < kChunks; chunk += step) {
+    if (chunk != first_chunk) {
+      words = inside(chunk) ? __ldg(reinterpret_cast<const uint4*>(source + chunk * kChunkK)) : make_uint4(0, 0, 0, 0);
+    }
     const uint4 plain = kWeighted ? words : transpose_words<2>(words);
 #pragma unroll
     for (int j = 0; j < kTopK; j++) {
