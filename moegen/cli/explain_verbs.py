@@ -8,9 +8,12 @@ import typer
 from moegen.cli.console import show_json, show_line, show_table
 from moegen.cli.options import GENERATED, AsJson, Generated, OneTarget, PackageOrSpec
 from moegen.core.enums import Target
+from moegen.core.errors import MoegenError
 
 if TYPE_CHECKING:
+    from moegen.core.package import Package
     from moegen.runtime import Checkpoint, Explanation
+    from moegen.runtime.decision import Evidence
     from moegen.spec import LayerSpec
 
 
@@ -19,6 +22,10 @@ def explain(
     tokens: Annotated[list[int], typer.Option("--tokens", help="Token count of the call; may be repeated.")],
     target: OneTarget = Target.CPU,
     routing: Annotated[str, typer.Option(help="Routing class whose trials decide.")] = "uniform",
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Decide as the tables' machine would; needs neither its device nor kernels."),
+    ] = False,
     generated: Generated = GENERATED,
     as_json: AsJson = False,
 ) -> None:
@@ -26,14 +33,36 @@ def explain(
     from moegen.cli.packages import load_package
     from moegen.runtime import load
     from moegen.runtime.explain import explain as why
+    from moegen.runtime.explain import explain_offline
 
-    directory, _ = load_package(package, generated)
-    loaded = load(directory, target=target, routing=routing, max_tokens=max(*tokens, 1))
-    found = [why(loaded, count) for count in tokens]
+    directory, manifest = load_package(package, generated)
+    if offline:
+        evidence = _evidence(manifest, target, directory)
+        found = [explain_offline(manifest, directory, target, evidence, count, routing) for count in tokens]
+    else:
+        loaded = load(directory, target=target, routing=routing, max_tokens=max(*tokens, 1))
+        found = [why(loaded, count) for count in tokens]
     if as_json:
         show_json([_plain(item) for item in found])
         return
     show_line("\n\n".join(str(item) for item in found))
+
+
+def _evidence(package: "Package", target: Target, directory: Path) -> "list[Evidence]":
+    """Every table of the layer, each as its own machine would find it."""
+    from moegen.core.settings import read_settings
+    from moegen.runtime.decision import Evidence
+    from moegen.store.tables import TABLES, match
+    from moegen.tune.tables import layer_tables
+
+    if target not in package.targets:
+        names = ", ".join(offered.value for offered in package.targets)
+        raise MoegenError(f"no target {target.value}", str(directory), f"use one of: {names}")
+    offer, layer = package.offer_digest(target), package.layer_digest(target)
+    return [
+        Evidence(table=table, match=match(table, offer, table.environment, layer=layer), path=path)
+        for path, table in layer_tables(package, target, [read_settings().home / TABLES])
+    ]
 
 
 def inspect(
@@ -60,7 +89,6 @@ def inspect(
 
 
 def _layer_row(checkpoint: "Checkpoint", layer: int, spec: "LayerSpec") -> tuple[object, ...]:
-    from moegen.core.errors import MoegenError
     from moegen.runtime.bank import scale_report
 
     try:

@@ -25,6 +25,8 @@ MODEL_TOKENS = tuple(1 << exponent for exponent in range(15))
 """Token counts at which every pipeline's model prediction is recorded, besides those the spec tunes for."""
 GEMM_CANDIDATES = 6
 """Schedules of each gemm that enter pipelines: the best overall, and the best at batches that cover the range."""
+LISTED_CANDIDATES, LISTED_ROUTES = 20, 2
+"""Schedules of each gemm, and of route, where the spec lists tiles itself: as many as it lists, within reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,7 @@ def plan(
     _check_modes(spec, target, candidates, empty)
     ranked = rank(candidates)
     default = default_of(ranked, spec.numerics.value())
-    picked, ranked_out = prune(ranked, default, spec.tune.pipelines, judge.labels)
+    picked, ranked_out = prune(ranked, default, spec.tune.pipelines, judge.labels, paired=_is_listed(choice))
     kept = keep_incumbents(incumbents or {}, shapes, (packs[0].pack, packs[1].pack), judge, picked)
     names = {item.candidate.name for item in kept}
     dropped = [item for item in ranked_out if item.candidate.name not in names]
@@ -229,7 +231,7 @@ def _candidates(
     empty: list[tuple[str, str]] = []
     for shape in shapes:
         ops = pipeline_ops(spec, shape, packs)
-        options = [judge.best(op, GEMM_CANDIDATES if op.weight_pack else 1) for op in ops]
+        options = [judge.best(op, _candidates_of(op, _is_listed(judge.choice))) for op in ops]
         for op, found in zip(ops, options, strict=True):
             if not found:
                 mode = f"{shape.epilogue.value}, row tile {shape.row_tile}"
@@ -238,6 +240,18 @@ def _candidates(
         numerics = numerics_class(spec, shape.epilogue)
         candidates += [Candidate(shape=shape, numerics=numerics, steps=steps) for steps in product(*options)]
     return candidates, empty
+
+
+def _is_listed(choice: Choice) -> bool:
+    """True when a spec names joint tiles, and so a short list of schedules, for a target."""
+    return choice is not None and "tile" in choice
+
+
+def _candidates_of(op: OpSpec, listed: bool) -> int:
+    """How many schedules of an op enter pipelines."""
+    if op.weight_pack:
+        return LISTED_CANDIDATES if listed else GEMM_CANDIDATES
+    return LISTED_ROUTES if listed and op.kind is OpKind.ROUTE else 1
 
 
 def _check_modes(spec: LayerSpec, target: Target, candidates: list[Candidate], empty: list[tuple[str, str]]) -> None:

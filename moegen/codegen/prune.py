@@ -65,10 +65,12 @@ def default_of(ranked: Sequence[Candidate], declared: Numerics) -> Candidate:
 
 
 def prune(
-    ranked: Sequence[Candidate], default: Candidate, limit: int, points: Sequence[str]
+    ranked: Sequence[Candidate], default: Candidate, limit: int, points: Sequence[str], *, paired: bool = False
 ) -> tuple[list[Kept], list[Dropped]]:
     """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit``, groups in turn.
 
+    ``paired``: after the points come all candidates of the default's mode with one schedule for both gemms, so that
+    measurements meet every schedule that a spec lists, beside its like.
     ``points`` names the batches that ``Candidate.times_us`` is about. Row tiles and points are looked for in the
     default's numerics class, since tuning compares pipelines of one class.
     Modes and row tiles are kept even beyond ``limit``: a measurement must be able to prove the model wrong about them.
@@ -87,6 +89,9 @@ def prune(
     for point in spread(len(points)):
         if len(kept) < limit:
             keep(min(rivals, key=lambda c: c.times_us[point]), f"best at {points[point]}")
+    for candidate in rivals if paired else ():
+        if len(kept) < limit and _is_paired(candidate) and candidate.shape.epilogue is default.shape.epilogue:
+            keep(candidate, "one schedule for both gemms")
     for candidate in _in_turn(rivals) + _in_turn(ranked):
         if len(kept) < limit:
             keep(candidate, "next best of its mode and row tile")
@@ -97,6 +102,12 @@ def prune(
         if candidate.name not in kept
     ]
     return list(kept.values()), dropped
+
+
+def _is_paired(candidate: Candidate) -> bool:
+    """True for two gemms with the same schedule."""
+    schedules = [step.variant.schedule for step in candidate.steps if step.variant.op.weight_pack]
+    return len(schedules) == 2 and schedules[0] == schedules[1]
 
 
 def _in_turn(ranked: Sequence[Candidate]) -> list[Candidate]:

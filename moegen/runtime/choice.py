@@ -42,7 +42,7 @@ def candidates(book: KernelBook, choice: Choice) -> tuple[Pipeline, ...]:
     if choice.pipeline is not None:
         offered = tuple(pipeline for pipeline in offer.pipelines if pipeline.name == choice.pipeline)
     else:
-        offered = _matching(book.package, offer, choice)
+        offered = matching(book.package, offer, choice)
     if not offered:
         raise MoegenError(
             _refusal(offer, choice),
@@ -59,7 +59,12 @@ def candidates(book: KernelBook, choice: Choice) -> tuple[Pipeline, ...]:
     return built
 
 
-def _matching(package: Package, offer: TargetPackage, choice: Choice) -> tuple[Pipeline, ...]:
+def matching(package: Package, offer: TargetPackage, choice: Choice) -> tuple[Pipeline, ...]:
+    """Pipelines of one numerics class that fit a choice, built or not.
+
+    Raises:
+        MoegenError: several classes are left and none of them is the declared or the default one.
+    """
     if not offer.pipelines:
         return ()
     default = _default(offer)

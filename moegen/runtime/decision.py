@@ -207,19 +207,28 @@ class Decider:
         return winner, source, why, _ranked(times)
 
     def _between(self, tokens: int, low: Point, high: Point) -> "_Choice | None":
-        """Least interpolated time among those timed at both points; a pipeline timed at one side only never wins."""
+        """Least interpolated time among those timed at both points. A pipeline timed at one side only wins when there
+        is no other, at the side that is nearer."""
         below, above = self._usable(low, tokens), self._usable(high, tokens)
         times = {
             name: interpolate_us(tokens, (low.tokens, below[name]), (high.tokens, above[name]))
             for name in below.keys() & above.keys()
         }
         if not times:
-            return None
+            return self._nearest(tokens, low, high)
         place = f"between T={low.tokens} and T={high.tokens}"
         if low.winner == high.winner and low.winner in times:
             return low.winner, Source.INTERPOLATED, f"winner on both sides {place}", _ranked(times)
         rivals = _ranked(times)
         return rivals[0][0], Source.INTERPOLATED, f"least of {len(times)} interpolated times {place}", rivals
+
+    def _nearest(self, tokens: int, low: Point, high: Point) -> "_Choice | None":
+        for point in sorted((low, high), key=lambda point: abs(math.log(tokens / point.tokens))):
+            choice = self._at(tokens, point, outside=False)
+            if choice is not None:
+                winner, _, why, rivals = choice
+                return winner, Source.CLAMPED, f"no pipeline was timed on both sides of T={tokens}: {why}", rivals
+        return None
 
     def _usable(self, point: Point, tokens: int) -> dict[str, float]:
         return {item.pipeline: item.median_us for item in point.candidates if self._serves(item.pipeline, tokens)}

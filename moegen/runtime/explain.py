@@ -1,14 +1,17 @@
 """Walks from a call back to the line of the spec: decision, table, trials, artifacts, sources, spec."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moegen.core.enums import Target
 from moegen.core.errors import MoegenError, StoreError
-from moegen.core.package import Pipeline
-from moegen.runtime.decision import Decision, Evidence, bracket
+from moegen.core.package import Package, Pipeline
+from moegen.runtime.choice import Choice, matching
+from moegen.runtime.decision import UNIFORM, Decider, Decision, Evidence, bracket
+from moegen.runtime.workspace import plan_arena
 from moegen.store.database import DATABASE, Result, TrialDatabase
 from moegen.store.trials import Subject
 
@@ -16,19 +19,20 @@ if TYPE_CHECKING:
     from moegen.runtime.package import LoadedPackage
 
 _SPECS = ("spec.yaml", "spec.toml")
+_SPEC_KEYS = ("geometry", "epilogues", "numerics", "schedules")
 _SHOWN_RIVALS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrace:
-    """One launch: the variant, its rendered source, and the artifact that runs."""
+    """One launch: the variant, its rendered source, and the artifact that runs, if that is known."""
 
     op: str
     variant: str
     source: Path
     source_digest: str
-    artifact: str
-    artifact_directory: Path
+    artifact: str = ""
+    artifact_directory: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,7 @@ class Explanation:
         pipeline: the chosen pipeline.
         table: where the table lies and what it was made on; None when none took part.
         trials: ids of the chosen pipeline's trials at the points used, when the trials database is here.
-        steps: each launch.
+        steps: each launch; without artifacts where no kernel was looked up.
         spec: (file, line, text) of the spec lines that the choice goes back to.
         spec_digest: identity of the spec's content.
         workspace_bytes: bytes of one workspace.
@@ -94,11 +98,65 @@ def explain(loaded: "LoadedPackage", tokens: int) -> Explanation:
         table=evidence,
         trials=_trials(loaded, decision, evidence),
         steps=tuple(steps),
-        spec=tuple(_spec_lines(loaded.directory, ("geometry", "epilogues", "numerics", "schedules"))),
+        spec=tuple(_spec_lines(loaded.directory, _SPEC_KEYS)),
         spec_digest=loaded.package.spec_digest,
         workspace_bytes=loaded.workspace_bytes,
         counts={source.value: count for source, count in loaded.decider.counts.items() if count},
     )
+
+
+def explain_offline(
+    package: Package, directory: Path, target: Target, evidence: Sequence[Evidence], tokens: int, routing: str = UNIFORM
+) -> Explanation:
+    """What the machine of the tables would run, on a machine that has neither its device nor its kernels.
+
+    Args:
+        package: the manifest, in ``directory``.
+        evidence: tables of the layer; every pipeline of the manifest is taken as built.
+        tokens: T, at least 1.
+        routing: routing class whose trials decide.
+
+    Raises:
+        MoegenError: fewer tokens, or a target without pipelines.
+    """
+    if tokens < 1:
+        raise MoegenError(f"{tokens} tokens: such a call launches nothing", "explain", "ask for 1 token or more")
+    offer = package.targets[target]
+    offered = {pipeline.name: pipeline for pipeline in matching(package, offer, Choice(routing=routing))}
+    if not offered:
+        raise MoegenError(f"{package.name} offers no pipeline on {target.value}", str(directory), "moegen plan --why")
+    numerics = next(iter(offered.values())).numerics
+    mine = [item for item in evidence if item.table.numerics == numerics]
+    decider = Decider(pipelines=offered, default=offer.default, evidence=mine, routing=routing, notify=_nothing)
+    decision = decider.decide(tokens)
+    pipeline, sources = offered[decision.pipeline], {source.variant: source for source in offer.sources}
+    steps = [
+        StepTrace(
+            op=step.op.kind.value,
+            variant=step.variant,
+            source=directory / sources[step.variant].path,
+            source_digest=sources[step.variant].digest,
+        )
+        for step in pipeline.steps
+    ]
+    return Explanation(
+        package=package.name,
+        target=target.value,
+        device=mine[0].table.environment.device if mine else "no device: nothing was measured",
+        decision=decision,
+        pipeline=pipeline,
+        table=next((item for item in mine if item.table.digest == decision.table), None),
+        trials=(),
+        steps=tuple(steps),
+        spec=tuple(_spec_lines(directory, _SPEC_KEYS)),
+        spec_digest=package.spec_digest,
+        workspace_bytes=plan_arena(pipeline, tokens).arena,
+        counts={},
+    )
+
+
+def _nothing(decision: Decision) -> None:
+    """An explanation says where a decision came from; a log line need not."""
 
 
 def _trials(loaded: "LoadedPackage", decision: Decision, evidence: Evidence | None) -> tuple[str, ...]:
@@ -156,7 +214,8 @@ def _lines(it: Explanation) -> Iterator[str]:
         yield f"trials     {ids} (table made from {table.trials[:16]}…)"
     for number, step in enumerate(it.steps, start=1):
         yield f"step {number}     {step.op}: {step.variant}"
-        yield f"           artifact {step.artifact[:16]}… in {step.artifact_directory}"
+        if step.artifact:
+            yield f"           artifact {step.artifact[:16]}… in {step.artifact_directory}"
         yield f"           source {step.source} (sha256 {step.source_digest[:16]}…)"
     yield f"spec       digest {it.spec_digest[:16]}…"
     for path, line, text in it.spec:

@@ -61,6 +61,7 @@ class Table:
         selection: content of the rule that picked winners (tie band, switch margin, …).
         numerics: the class that all pipelines of this table belong to.
         points: sorted by tokens, then routing class.
+        default: the pipeline that winners had to beat.
         pipelines: variants, in launch order, of every pipeline among the candidates.
         trials: digest over the ids of the trials that it was made from.
     """
@@ -73,6 +74,7 @@ class Table:
     selection: dict[str, Json]
     numerics: Numerics
     points: tuple[Point, ...]
+    default: str = ""
     pipelines: dict[str, tuple[str, ...]] = field(default_factory=dict)
     trials: str = ""
     schema: int = SCHEMA

@@ -39,17 +39,22 @@ def explore(
     defaults: dict[Numerics, str],
     policy: MeasurePolicy,
     say: Callable[[str], None] = lambda _: None,
+    *,
+    seeded: Iterable[str] = (),
 ) -> PointFindings:
     """Gates and times the candidates of one point.
 
     When there are more pipelines than finalists, ops come first: a few pipelines that cover every variant are timed
-    step by step, and the sums choose the finalists. Each numerics class runs a race of its own.
+    step by step, and the sums choose the finalists, besides those ``seeded``. Each numerics class runs a race of its
+    own.
     """
     found = PointFindings()
     if len(pipelines) > policy.finalists + len(defaults):
         say("ops")
         _time_ops(bench, covering(pipelines), policy, found)
-    finalists = choose_finalists(pipelines, found.ops, defaults, policy.finalists)
+    chosen = choose_finalists(pipelines, found.ops, defaults, policy.finalists)
+    wanted = {pipeline.name for pipeline in chosen} | set(seeded)
+    finalists = [pipeline for pipeline in pipelines if pipeline.name in wanted]
     say("gate")
     sound = [pipeline for pipeline in finalists if _passes(bench, pipeline, found)]
     found.checked.update(bench.withdrawn)
@@ -63,22 +68,20 @@ def explore(
 
 
 def shortlist(
-    pipelines: Sequence[Pipeline], tokens: int, neighbours: Iterable[int], defaults: dict[Numerics, str], count: int
+    pipelines: Sequence[Pipeline], tokens: int, neighbours: Iterable[int], defaults: dict[Numerics, str], ratio: float
 ) -> list[Pipeline]:
     """The pipelines that the time model lets into a point, in their own order.
 
-    Of each numerics class: the ``count`` fastest at ``tokens``, a quarter of that at each neighbouring token count (a
-    decision in between compares what was timed at both), the fastest of each epilogue mode, and the default. Pipelines
-    without a model stay.
+    Of each numerics class: those modelled within ``ratio`` times the best, here or at a neighbouring token count (a
+    decision in between compares what was timed at both), and the default. Pipelines without a model stay.
     """
-    wanted = set(defaults.values())
+    wanted = set(defaults.values()) | {pipeline.name for pipeline in pipelines if not pipeline.model_us}
     for numerics in {pipeline.numerics for pipeline in pipelines}:
-        rivals = [pipeline for pipeline in pipelines if pipeline.numerics == numerics]
-        wanted |= {pipeline.name for pipeline in rivals if not pipeline.model_us}
-        for where, share in ((tokens, count), *((other, -(-count // 4)) for other in neighbours)):
-            ranked = sorted((_model_us(pipeline, where), pipeline.name, pipeline.epilogue) for pipeline in rivals)
-            wanted |= {name for _, name, _ in ranked[:share]}
-            wanted |= set({mode: name for _, name, mode in reversed(ranked)}.values())
+        rivals = [pipeline for pipeline in pipelines if pipeline.numerics == numerics and pipeline.model_us]
+        for where in (tokens, *neighbours):
+            times_us = {pipeline.name: _model_us(pipeline, where) for pipeline in rivals}
+            limit = ratio * min(times_us.values(), default=0.0)
+            wanted |= {name for name, time_us in times_us.items() if time_us <= limit}
     return [pipeline for pipeline in pipelines if pipeline.name in wanted]
 
 

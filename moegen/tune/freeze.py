@@ -92,6 +92,7 @@ def freeze_tables(
             selection=_content(policy),
             numerics=numerics,
             points=tuple(_point(choice) for choice in choices),
+            default=class_defaults(package.targets[target])[numerics],
             pipelines=_variants(choices, package, target),
             trials=digest(sorted({trial for choice in choices for trial in choice.trials}), "moegen.trials"),
         )

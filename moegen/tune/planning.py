@@ -100,7 +100,7 @@ def estimate(
     flush_us = 3 * facts.l2_bytes / facts.read_bytes_s * 1e6 if policy.cache is Cache.COLD else 0.0
     per_call_us = flush_us + _REQUEST_US
     most = max((point.tokens for point in points), default=1)
-    offered = shortlist(pipelines, most, (), defaults, policy.shortlist)
+    offered = shortlist(pipelines, most, (), defaults, policy.model_ratio)
     races_held = min(policy.finalists + len(defaults), len(offered))
     cover = covering(offered) if len(offered) > races_held else []
     steps = sum(len(chosen) for _, chosen in cover)

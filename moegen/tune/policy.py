@@ -60,7 +60,7 @@ class MeasurePolicy:
         confirm_rounds: rounds of the final pairing of the default with its challenger.
         noisy_ci: relative CI beyond which a timing is recorded as noisy and can win nothing.
         finalists: pipelines measured whole at one point after the ops were timed (the default comes on top).
-        shortlist: pipelines of each numerics class that the time model lets into one point.
+        model_ratio: pipelines modelled slower than this times the best of their class do not enter a point.
     """
 
     timer: Timer
@@ -79,7 +79,7 @@ class MeasurePolicy:
     confirm_rounds: int
     noisy_ci: float
     finalists: int
-    shortlist: int
+    model_ratio: float
 
     def record(self, stage: Stage) -> Policy:
         """The record that a trial taken at ``stage`` refers to."""
@@ -118,7 +118,7 @@ _FULL = MeasurePolicy(
     confirm_rounds=15,
     noisy_ci=0.2,
     finalists=8,
-    shortlist=24,
+    model_ratio=3.0,
 )
 _FULL_GPU = replace(
     _FULL,
@@ -129,7 +129,7 @@ _FULL_GPU = replace(
     turn_us=10_000.0,
     confirm_rounds=12,
     finalists=4,
-    shortlist=10,
+    model_ratio=2.5,
 )
 """A GPU's samples are steadier than a CPU's, and its time is dearer."""
 _QUICK = replace(

@@ -14,6 +14,7 @@ from enum import Enum
 from moegen.core.devices import PLANNING_DEVICE
 from moegen.core.enums import Target
 from moegen.core.errors import TuneError
+from moegen.core.ops import Numerics
 from moegen.core.package import Package, Pipeline
 from moegen.store.database import Result, TrialDatabase
 from moegen.store.trials import Environment, Record, Session, TrialStatus
@@ -136,7 +137,7 @@ class TuneSession:
         self._report = SessionReport(ending=Ending.DONE)
         self._banned: dict[str, Checked] = {}
         self._counts: list[int] = []
-        self._finalists: set[str] = set()
+        self._leaders: set[str] = set()
 
     @property
     def environment(self) -> Environment:
@@ -180,8 +181,8 @@ class TuneSession:
         say("")
         bench = Bench(self._worker, point.tokens, point.routing, self._seed)
         candidates = self._shortlist(point)
-        found = explore(bench, candidates, self._defaults, self._policy, say)
-        self._finalists = {name for name, end in found.measured.items() if end.stage is Stage.FINAL}
+        found = explore(bench, candidates, self._defaults, self._policy, say, seeded=self._leaders)
+        self._leaders = _fastest(found, candidates)
         found.checked.update(self._banned)
         self._ban(found, point)
         routing = self._routing(bench, point)
@@ -190,14 +191,14 @@ class TuneSession:
         self._progress(Step(phase="explore", done=number + 1, total=total, detail=_name(point)))
 
     def _shortlist(self, point: TunePoint) -> list[Pipeline]:
-        """Candidates of a point: those that the time model picks, and the finalists of the last point, so that
-        neighbours have pipelines in common."""
+        """Candidates of a point: those that the time model picks, and the fastest of the last point, so that neighbours
+        have pipelines in common."""
         where = self._counts.index(point.tokens)
         neighbours = self._counts[max(where - 1, 0) : where] + self._counts[where + 1 : where + 2]
         serving = [pipeline for pipeline in self._candidates if pipeline.serves(point.tokens)]
         allowed = [pipeline for pipeline in serving if pipeline.name not in self._banned]
-        picked = shortlist(allowed, point.tokens, neighbours, self._defaults, self._policy.shortlist)
-        wanted = {pipeline.name for pipeline in picked} | self._finalists
+        picked = shortlist(allowed, point.tokens, neighbours, self._defaults, self._policy.model_ratio)
+        wanted = {pipeline.name for pipeline in picked} | self._leaders
         return [pipeline for pipeline in allowed if pipeline.name in wanted]
 
     def _confirm_all(self, points: Sequence[TunePoint]) -> bool:
@@ -259,6 +260,17 @@ class TuneSession:
     def _out_of_time(self, share: float) -> bool:
         """True once ``share`` of the budget is spent."""
         return self._budget_s is not None and time.monotonic() - self._began > share * self._budget_s
+
+
+def _fastest(found: PointFindings, pipelines: Sequence[Pipeline]) -> set[str]:
+    """The fastest finalist of each numerics class."""
+    best: dict[Numerics, tuple[float, str]] = {}
+    for pipeline in pipelines:
+        end = found.measured.get(pipeline.name)
+        if end and end.timing and end.stage is Stage.FINAL:
+            here = end.timing.median_us, pipeline.name
+            best[pipeline.numerics] = min(best.get(pipeline.numerics, here), here)
+    return {name for _, name in best.values()}
 
 
 def _name(point: TunePoint) -> str:

@@ -1,6 +1,6 @@
 """Puts frozen tables where serving looks for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from moegen.core.enums import Target
@@ -29,15 +29,16 @@ def write_tables(tables: Sequence[Table], folder: Path | None) -> list[Path]:
     return [freeze(table, path) for table, path in zip(tables, paths, strict=True)]
 
 
-def shipped_tables(package: Package, target: Target) -> list[Table]:
-    """The tables of a layer that come with moegen, for any device of the target.
+def layer_tables(package: Package, target: Target, folders: Iterable[Path] = ()) -> list[tuple[Path, Table]]:
+    """Tables of a layer in ``folders`` and among those that come with moegen, for any device of the target.
 
     Raises:
-        TableError: a shipped table is damaged.
+        TableError: a table is damaged.
     """
     layer = package.layer_digest(target)
-    every = [load(path) for path in sorted((data_root("specs") / SHIPPED).glob(f"*{SUFFIX}"))]
-    return [table for table in every if table.layer == layer]
+    paths = [path for folder in (*folders, data_root("specs") / SHIPPED) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    every = [(path, load(path)) for path in paths]
+    return [(path, table) for path, table in every if table.layer == layer]
 
 
 def shipped_winners(package: Package, target: Target) -> dict[tuple[str, ...], str]:
@@ -46,7 +47,7 @@ def shipped_winners(package: Package, target: Target) -> dict[tuple[str, ...], s
     That is every winner, and what was timed at every point, so that two neighbours have a pipeline in common.
     """
     found: dict[tuple[str, ...], str] = {}
-    for table in shipped_tables(package, target):
+    for _, table in layer_tables(package, target):
         device = table.environment.device
         for point in table.points:
             where = f"fastest at T = {point.tokens}, {point.routing} on {device}"

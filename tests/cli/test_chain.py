@@ -138,6 +138,18 @@ def test_explain_walks_back_to_the_spec(chain: Chain) -> None:
     assert "decision   exact" in call("explain", chain.package, "--tokens", 5)
 
 
+def test_explain_offline_needs_no_kernels(chain: Chain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here, offline = (chain.json("explain", chain.package, "--tokens", 5, *more)[0] for more in ((), ("--offline",)))
+    for name in ("pipeline", "source", "reason", "table", "rivals", "device"):
+        assert offline[name] == here[name], name
+    assert [step["artifact"] for step in offline["steps"]] == [""] * len(here["steps"])
+    assert "artifact" not in call("explain", chain.package, "--tokens", 5, "--offline")
+    monkeypatch.setenv("MOEGEN_HOME", str(tmp_path / "empty"))
+    unmeasured = chain.json("explain", chain.package, "--tokens", 5, "--offline")[0]
+    assert (unmeasured["source"], unmeasured["device"]) == ("model", "no device: nothing was measured")
+    assert "no target sm_90a" in failure("explain", chain.package, "--tokens", 5, "--offline", "--target", "sm_90a")
+
+
 def test_bench_compares_pipelines_and_records_nothing(chain: Chain) -> None:
     before = len(chain.json("db", "ls"))
     manifest = json.loads((chain.package / "manifest.json").read_text())

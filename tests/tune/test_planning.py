@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from moegen.core.devices import CPU_GENERIC
-from moegen.core.enums import Epilogue, Target
+from moegen.core.enums import Round, Target
+from moegen.core.ops import Numerics
 from moegen.tune.explore import choose_finalists, covering, shortlist
 from moegen.tune.freeze import class_defaults
 from moegen.tune.planning import Estimate, estimate, tune_points
@@ -60,25 +61,27 @@ def test_a_cover_times_every_variant_once() -> None:
     assert sorted(timed) == ["g1-a", "g1-b", "g2-x", "g2-y"]
 
 
-def test_the_model_lets_in_the_fastest_here_and_next_door_every_mode_and_the_default() -> None:
+def test_the_model_lets_in_what_is_near_the_fastest_here_or_next_door_and_the_default() -> None:
     curves = {
         "default": ((1, 90.0), (64, 90.0)),
         "small": ((1, 1.0), (64, 99.0)),
         "middling": ((1, 2.0), (64, 98.0)),
         "large": ((1, 99.0), (64, 1.0)),
-        "mode": ((1, 80.0), (64, 80.0)),
         "poor": ((1, 95.0), (64, 97.0)),
     }
-    modes = {"mode": Epilogue.FUSED_FP4}
-    pipelines = [
-        replace(fake_pipeline(name, (f"g1-{name}", "g2"), epilogue=modes.get(name, Epilogue.COMPACT)), model_us=curve)
-        for name, curve in curves.items()
-    ]
+    pipelines = [replace(fake_pipeline(name, (f"g1-{name}", "g2")), model_us=curve) for name, curve in curves.items()]
+    other = replace(
+        fake_pipeline("other", ("g1-o", "g2"), numerics=replace(Numerics(), pre_quant_round=Round.BF16)),
+        model_us=((1, 500.0), (64, 500.0)),
+    )
     defaults = {pipelines[0].numerics: "default"}
-    alone = {pipeline.name for pipeline in shortlist(pipelines, 1, (), defaults, 2)}
-    assert alone == {"default", "small", "middling", "mode"}
-    beside = {pipeline.name for pipeline in shortlist(pipelines, 1, (64,), defaults, 2)}
-    assert beside == alone | {"large"}
+
+    def names(neighbours: tuple[int, ...], ratio: float = 2.0) -> list[str]:
+        return [p.name for p in shortlist([*pipelines, other], 1, neighbours, defaults, ratio)]
+
+    assert names(()) == ["default", "small", "middling", "other"]
+    assert names((64,)) == ["default", "small", "middling", "large", "other"]
+    assert names((), 1.0) == ["default", "small", "other"]
     assert [p.name for p in shortlist([replace(p, model_us=()) for p in pipelines], 1, (), {}, 0)] == list(curves)
 
 
