@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.hopper.configs import BY_TOKENS, FAST_FROM, MODE_TOKENS, SHAPES, configs, mode_configs
+from benchmarks.hopper.configs import BY_TOKENS, FAST_FROM, MODE_TOKENS, SHAPES, configs, full_config, mode_configs
 from benchmarks.hopper.ours import pipeline
 from moegen.build.nvcc import Nvcc
 from moegen.build.toolchain import CompileJob, Outcome, Status
@@ -23,7 +23,8 @@ def wanted(shapes: list[str]) -> dict[str, Variant]:
     for shape in shapes:
         for tokens in BY_TOKENS[shape]:
             fast = configs(shape, tokens, fast=True) if tokens >= FAST_FROM else []
-            for config in (*configs(shape, tokens), *fast):
+            full = full_config(shape, tokens)
+            for config in (*configs(shape, tokens), *fast, *([full] if full else [])):
                 for variant in pipeline(SHAPES[shape], config):
                     found[variant.digest[:24]] = variant
     return found

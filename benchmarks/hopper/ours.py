@@ -53,7 +53,7 @@ class Geometry:
 class Config:
     """Schedules of one pipeline: ladders of both gemms, whether gemm1 gathers its rows itself, exp and division class,
     operand format and epilogue mode; ``block``: token width, warpgroups and slots of the one kernel that computes the
-    whole layer, instead of ladders."""
+    whole layer, instead of ladders; ``full``: the form with biases and a clamped activation."""
 
     gemm1: tuple[str, int, int, int, bool]
     gemm2: tuple[str, int, int, int, bool]
@@ -63,17 +63,22 @@ class Config:
     w4a4: bool = False
     epilogue: Epilogue = Epilogue.COMPACT
     block: tuple[int, int, int] | None = None
+    full: bool = False
+
+
+OAI = ActivationSpec(kind=ActivationKind.SWIGLU_OAI, alpha=1.702, limit=7.0, beta=1.0)
 
 
 def layer_spec(geometry: Geometry, config: Config) -> LayerSpec:
-    """The benchmark's layer: SwiGLU, no bias, router weights at the combine, static scales in W4A4."""
+    """The benchmark's layer: SwiGLU, no bias (``full``: clamped SwiGLU and biases, as gpt-oss has them), router weights
+    at the combine, static scales in W4A4."""
     static = ActivationScale(gemm1=ActScale.STATIC, gemm2=ActScale.STATIC)
     return LayerSpec(
         name="benchmark",
         source="benchmarks/hopper",
         geometry=SpecGeometry(**vars(geometry)),
-        activation=ActivationSpec(kind=ActivationKind.SWIGLU),
-        weights=Weights(bias=False),
+        activation=OAI if config.full else ActivationSpec(kind=ActivationKind.SWIGLU),
+        weights=Weights(bias=config.full),
         activations=Activations(
             format=ActFormat.NVFP4 if config.w4a4 else ActFormat.BF16, activation_scale=static if config.w4a4 else None
         ),
@@ -148,6 +153,8 @@ class Bank:
             "w1_alpha": alpha[:, None].repeat(1, 2).contiguous(),
             "w2_packed": pack.pack((Projection(codes=w2[0], scales=w2[1]),), ScaleLayout.LINEAR)["packed"],
             "w2_alpha": w2[2][:, None].contiguous(),
+            "w1_bias": 0.1 * torch.randn((geometry.experts, 2 * half), device="cuda"),
+            "w2_bias": 0.1 * torch.randn((geometry.experts, geometry.hidden), device="cuda"),
         }
 
     @property

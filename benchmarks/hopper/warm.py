@@ -1,4 +1,4 @@
-"""Compiles the peers' just-in-time kernels before a timed run: `python -m benchmarks.hopper.warm SHAPE ...`."""
+"""Compiles the peers' just-in-time kernels before a timed run: `python -m benchmarks.hopper.warm SHAPE [PEER ...]`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ PEERS = ("humming_idx", "humming_grp")
 
 
 def main() -> None:
-    for shape in sys.argv[1:]:
-        weights = make_weights(shape)
-        for key in PEERS:
-            peer = ALL[key]()
-            peer.setup(shape, weights)
-            for tokens in ROTATE:
-                stages, _ = peer.make(make_cell(shape, tokens, "uniform"))
-                stages["moe"][0]()
-                torch.cuda.synchronize()
-            del peer
-            release()
+    shape, *peers = sys.argv[1:]
+    weights = make_weights(shape)
+    for key in peers or PEERS:
+        peer = ALL[key]()
+        peer.setup(shape, weights)
+        for tokens in ROTATE:
+            stages, _ = peer.make(make_cell(shape, tokens, "uniform"))
+            stages["moe"][0]()
+            torch.cuda.synchronize()
+        del peer
+        release()
 
 
 if __name__ == "__main__":
