@@ -46,11 +46,15 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 class Workshop:
-    """Compiled variants by name; every compile must succeed, without spills."""
+    """Compiled variants by name; every compile must succeed, without spills.
 
-    def __init__(self, folder: Path, target: Target = Target.SM_100A) -> None:
+    ``templates``: the templates folder; the installed one by default.
+    """
+
+    def __init__(self, folder: Path, target: Target = Target.SM_100A, templates: Path | None = None) -> None:
         self.folder = folder
         self.target = target
+        self.templates = (templates or data_root("templates")).resolve()
         self.outcomes: dict[str, Outcome] = {}
         self._directories: dict[str, Path] = {}
 
@@ -64,15 +68,15 @@ class Workshop:
         jobs: list[CompileJob] = []
         names: dict[str, str] = {}
         for variant in {item.name: item for item in variants if item.name not in self._directories}.values():
-            rendered = render(variant, CATALOGS[self.target])
+            rendered = render(variant, CATALOGS[self.target], self.templates)
             directory = self.folder / rendered.source.digest[:32]
             directory.mkdir(exist_ok=True)
             source = directory / "source.cu"
             source.write_text(rendered.text)
             self._directories[variant.name] = directory
             names[directory.name] = variant.name
-            include = (data_root("templates").resolve(),)
-            jobs.append(CompileJob(name=directory.name, source=source, symbol=rendered.source.symbol, include=include))
+            symbol, include = rendered.source.symbol, (self.templates,)
+            jobs.append(CompileJob(name=directory.name, source=source, symbol=symbol, include=include))
 
         def done(job: CompileJob, outcome: Outcome) -> None:
             assert outcome.status is Status.OK, f"{names[job.name]}\n{outcome.log}"
