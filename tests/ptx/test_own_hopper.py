@@ -11,7 +11,7 @@ from kernels.cases import SWIZZLED, buffers
 from kernels.compare import check_written, make_call
 from torch import Tensor
 
-from moegen.codegen.catalogs.sm90 import CATALOG
+from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS
 from moegen.codegen.render import render
 from moegen.codegen.variant import Variant
 from moegen.core.enums import OpKind, Target
@@ -34,8 +34,13 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(Path(tmp_path_factory.mktemp("own_hopper")))
 
 
-def interpret(workshop: Workshop, variant: Variant, case: HopperCase, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a kernel writes, over outputs of 0xFF bytes, the same under every schedule."""
+def interpret(
+    workshop: Workshop, variant: Variant, case: HopperCase, given: dict[str, Tensor], padded: bool
+) -> dict[str, Tensor]:
+    """What a kernel writes, over outputs of 0xFF bytes, the same under every schedule.
+
+    ``padded``: token tiles have groups without rows, which are multiplied as they lie in shared memory.
+    """
     op, scratch = variant.op, CATALOG.scratch(variant.op, variant.schedule)
     call = make_call(
         parameters(variant),
@@ -50,7 +55,7 @@ def interpret(workshop: Workshop, variant: Variant, case: HopperCase, given: dic
     runner = InterpreterRunner(Target.SM_90A, SCHEDULES)
     runner.load(workshop.folder / render(variant, CATALOG).source.digest[:32], op.kind.value)(*call.values)
     assert len(runner.results) == len(SCHEDULES)
-    allowed = {Check.UNINITIALISED} if op.kind is OpKind.GEMM2 else set()
+    allowed = {Check.UNINITIALISED} if padded or op.kind is OpKind.GEMM2 else set()
     assert {report.check for result in runner.results for report in result.reports} <= allowed
     call.check_kept(op.kind.value)
     return call.written
@@ -64,10 +69,12 @@ def _aligned(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor)
 
 
-def check(workshop: Workshop, variant: Variant, case: HopperCase, given: dict[str, Tensor]) -> None:
+def check(
+    workshop: Workshop, variant: Variant, case: HopperCase, given: dict[str, Tensor], *, padded: bool = False
+) -> None:
     """Demands the reference's bytes where rows are defined, and untouched bytes elsewhere."""
     op = variant.op
-    written = interpret(workshop, variant, case, given)
+    written = interpret(workshop, variant, case, given, padded)
     expected = run_op(public(op), given, first_expert=case.first_expert)
     assert all(len(tensor) for tensor in expected.values())
     check_written(op, parameters(variant), given, written, expected, POISON)
@@ -84,3 +91,12 @@ def test_gemms_write_the_bytes_of_the_reference(workshop: Workshop, kind: OpKind
     case = HopperCase(hidden=80, intermediate=144, experts=3, top_k=1, tokens=9)
     variant = ladder_variant(case.ops()[kind], "n8", warpgroups=1)
     check(workshop, variant, case, private_buffers(case, buffers(case)))
+
+
+@pytest.mark.parametrize("gather", [False, True])
+def test_blocks_claim_items_and_gather_rows(workshop: Workshop, gather: bool) -> None:
+    """Two kernels of a ladder share the items by counters; rows come by bulk copies, or one by one through row_slot."""
+    case = HopperCase(hidden=128, intermediate=144, experts=4, top_k=1, tokens=19, w4a4=False, fused_gather=gather)
+    fixed = ladder_variant(case.ops()[OpKind.GEMM1], "n8_24", warpgroups=1)
+    claims = Variant(op=fixed.op, schedule=CLAIMS.make(**fixed.schedule.as_dict()))
+    check(workshop, claims, case, private_buffers(case, buffers(case)), padded=True)
