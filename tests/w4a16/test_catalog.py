@@ -18,7 +18,7 @@ from moegen.codegen.registry import parse_variant
 from moegen.codegen.schedule import Schedule
 from moegen.codegen.variant import Variant
 from moegen.core.devices import B200
-from moegen.core.enums import Epilogue, OpKind, RouterWeight, ScaleLayout, Target
+from moegen.core.enums import Epilogue, OpKind, RouterWeight, ScaleLayout, Target, TokenDtype
 from moegen.core.errors import SpecError
 from moegen.core.ops import Numerics, OpSpec
 from moegen.core.paths import data_root
@@ -95,6 +95,13 @@ def test_every_legal_cell_of_a_w4a16_layer_has_pipelines() -> None:
         assert (OpKind.DEINTERLEAVE in kinds) == (pipeline.epilogue is Epilogue.INTERLEAVED)
         assert all(step.op.weight_pack in ("", "rows8") for step in pipeline.steps)
     assert [mode for mode, _ in result.rejected] == ["fused_fp4"]
+
+
+def test_fp16_tokens_are_served_by_every_op_of_a_layer() -> None:
+    fp16 = SWIZZLED_W4A16 | {"activations": {"format": "bf16", "dtype": "fp16"}, "numerics": {}}
+    result = plan(spec(targets=["sm_100a"], schedules={}, **fp16), Target.SM_100A)
+    ops = [step.op for pipeline in result.pipelines for step in pipeline.steps if step.op.kind is not OpKind.ROUTE]
+    assert {op.dtype for op in ops} == {TokenDtype.FP16}
 
 
 def test_linear_weight_scales_are_reordered_at_load() -> None:
