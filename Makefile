@@ -1,6 +1,7 @@
 # make demo   one NVFP4 checkpoint through generate, build, tune, run, explain
 # make test   lint, types, import rules and every test that needs no GPU
-# make proof  every pair of choices of the Blackwell gemms in the interpreter: minutes to an hour
+# make proof    the Blackwell kernels in the interpreter: every pair of choices, cuts of models; minutes to an hour
+# make catalog  every Blackwell kernel of the shipped specs, compiled without a GPU; minutes
 # Needs Python >= 3.10, make and a C++ compiler; everything else goes into a virtual environment of its own.
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test check proof clean need
+.PHONY: demo test check proof catalog clean need
 
 demo: $(VENV)/.installed
 	$(BIN)/python docs/examples/demo.py
@@ -26,8 +27,14 @@ check: $(VENV)/.installed
 	$(BIN)/codespell
 	$(BIN)/moegen generate specs/quickstart.yaml --check
 
+# Resumed where it was interrupted; what the file holds for the same kernels is kept.
 proof: $(VENV)/.installed
-	PYTHONPATH=.:tests $(BIN)/python benchmarks/blackwell/prove.py benchmarks/blackwell/proof.json
+	PYTHONPATH=.:tests $(BIN)/python benchmarks/blackwell/prove.py benchmarks/blackwell/proof.json --jobs $(JOBS)
+
+catalog: $(VENV)/.installed
+	$(BIN)/python -m pip install -q nvidia-cuda-nvdisasm==13.5.37
+	$(BIN)/python -m benchmarks.blackwell.catalog benchmarks/blackwell/catalog.json --jobs $(JOBS)
+	$(BIN)/python -m benchmarks.blackwell.catalog benchmarks/blackwell/catalog.json --jobs $(JOBS) --target sm_103a --every 8
 
 need:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
