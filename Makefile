@@ -1,5 +1,5 @@
-# make demo   one NVFP4 checkpoint through generate, build, tune, run, explain
-# make test   lint, types, import rules and every test that needs no GPU
+# make demo     one NVFP4 checkpoint through generate, build, tune, run, explain
+# make test     lint, types, import rules and every test that needs no GPU
 # make proof    the Blackwell kernels in the interpreter: every pair of choices, cuts of models; minutes to an hour
 # make catalog  every Blackwell kernel of the shipped specs, compiled without a GPU; minutes
 # Needs Python >= 3.10, make and a C++ compiler; everything else goes into a virtual environment of its own.
