@@ -66,6 +66,7 @@ STREAM = ScheduleFamily(
     name="stream",
     kinds=tuple(kind for kind in OpKind if kind not in (*GEMMS, OpKind.ROUTE, OpKind.BLOCK)),
 )
+#: Values to consider; where the model sees no difference, the first of them wins.
 AUTO: Mapping[str, tuple[Value, ...]] = {
     "ladder": (
         "n8",
@@ -84,7 +85,7 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
         "n16_32_48_64_80_96_112_128_144_152",
         "n192_256",
     ),
-    "warpgroups": (1, 2, 3, 4, 5),
+    "warpgroups": (4, 2, 1, 5, 3),
     "tiles": (1, 2),
     "blocks": (1, 2, 4),
 }
@@ -124,6 +125,8 @@ WGMMA_CYCLES = {8: 13, 16: 13, 24: 13, 32: 16, 48: 24}
 GATHER_CYCLES = 7
 """A warp's asynchronous copy of 128 bytes of a row in 4-byte words; 0.4 of it lengthens the multiplies beside it."""
 GATHER_SHARE = 0.4
+DECODE_SHARE = 0.35
+"""What of the decoding lengthens the multiplies beside it: both need issue slots and register ports."""
 FEED_BYTES = 30
 """Bytes a cycle that one multiprocessor gets from L2 beside wide multiplies."""
 CLOCK_GHZ = 1.7
@@ -424,7 +427,8 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     quantised = 1.0 + 0.15 * op.w4a4
     copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0
     gather_us = GATHER_SHARE * 1e-3 * copies * GATHER_CYCLES / CLOCK_GHZ / device.cores
-    work_us = max(read_us, feed_us, multiply_us * quantised + gather_us, decode_us) * min(waves, 2.0)
+    compute_us = multiply_us * quantised + DECODE_SHARE * decode_us + gather_us
+    work_us = max(read_us, feed_us, compute_us, decode_us) * min(waves, 2.0)
     return work_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
 
 
