@@ -80,9 +80,9 @@ def _synchronise(w: "Warp", number: int, threads: int) -> int | None:
 
 
 def _number(w: "Warp", slot: int, m: Mask) -> int:
-    values = w.R[slot][m]
+    values = w.R[slot] if m is ALL else w.R[slot][m]
     number = int(values[0])
-    if (values != number).any() or number > 15:
+    if number > 15 or values.tobytes() != values[:1].tobytes() * values.size:
         w.cta.machine.fault(w, Check.BARRIER, f"barrier number {number}: 0 to 15, equal in all lanes, is needed")
     return number
 

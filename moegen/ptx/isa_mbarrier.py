@@ -26,6 +26,8 @@ def lanes_by_address(w: "Warp", place: Place, m: Mask) -> list[tuple[int, Mask]]
     """Distinct addresses (window removed) of the active lanes, each with its lanes."""
     addresses = low_part(place.lanes(w).astype(np.uint64))
     first = int(addresses[first_lane(m)])
+    if m is ALL and addresses.tobytes() == addresses[:1].tobytes() * LANES:
+        return [(first, m)]
     same = addresses == np.uint64(first)
     if (same | ~m).all():
         return [(first, m)]

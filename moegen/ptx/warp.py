@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from moegen.ptx.kernel import Kernel
     from moegen.ptx.state import Cta
 
+_EVERY = ALL.tobytes()
+
 
 class Group:
     """Lanes that share a program counter, while they do not run."""
@@ -67,7 +69,10 @@ class Warp:
 
     def split(self, target: int, taken: Mask, after: int) -> None:
         """Sends the ``taken`` lanes of the active mask to ``target``, the rest on to ``after``; the lower pc runs."""
-        self.scatter([(target, taken)], after)
+        rest = self.mask & ~taken
+        self._suspend(target, taken)
+        self._suspend(after, rest)
+        self._resume()
 
     def scatter(self, targets: "list[tuple[int, Mask]]", after: int) -> None:
         """Sends lanes of the active mask to targets, the rest on to ``after``; the lowest pc runs."""
@@ -98,7 +103,7 @@ class Warp:
             return False
         self.groups.remove(best)
         self.pc = best.pc
-        self.mask = ALL if best.mask.all() else best.mask
+        self.mask = ALL if best.mask.tobytes() == _EVERY else best.mask
         return True
 
     def retire(self, mask: Mask) -> None:
