@@ -18,7 +18,7 @@ from moegen.ptx.races import RaceDetector
 from moegen.ptx.report import Report, Severity
 from moegen.ptx.scheduler import Scheduler
 from moegen.ptx.state import SHARED_LIMIT, Grid, Machine
-from moegen.ptx.stats import Stats, collect
+from moegen.ptx.stats import Stats, collect, flag_approximations
 
 Dim = int | Sequence[int]
 
@@ -264,6 +264,7 @@ def run_launches(items: Sequence[tuple[Module, Launch]], options: Options, memor
     with np.errstate(all="ignore"), single_threaded():
         try:
             Scheduler(machine, grids).run()
+            flag_approximations(machine, grids)
         except ExecutionError as error:
             error.reports = machine.reports
             raise

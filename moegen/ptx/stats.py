@@ -5,8 +5,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from moegen.ptx.report import Check, Severity
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from moegen.ptx.kernel import Kernel
+    from moegen.ptx.program import Instruction
     from moegen.ptx.state import Grid, Machine
 
 #: Patterns of opcodes that tell what a warp is for, the most telling first.
@@ -16,6 +21,9 @@ _ROLES = (
     ("epilogue", re.compile(r"tcgen05\.ld|st\.global|red\.global|cp\.(reduce\.)?async\.bulk\..*global\.shared")),
 )
 
+#: Opcodes whose hardware results differ from the correctly rounded ones.
+_APPROXIMATE = re.compile(r"\.approx\b|^div\.full\b")
+
 
 @dataclass
 class Stats:
@@ -24,7 +32,8 @@ class Stats:
     Attributes:
         opcodes: warp-instructions executed per opcode.
         roles: per kernel and role (``load``, ``mma``, ``epilogue``, ``other``), warps of that role and instructions
-        per opcode. bytes_moved: bytes per memory space and direction, such as ``global read``.
+            per opcode.
+        bytes_moved: bytes per memory space and direction, such as ``global read``.
         steps: scheduler steps (a run of register-only instructions is one).
         asynchronous: asynchronous operations executed.
     """
@@ -60,12 +69,31 @@ def role_of(opcodes: Counter[str]) -> str:
     return "other"
 
 
-def _per_opcode(kernel: "Kernel", counts: Any) -> Counter[str]:
-    total: Counter[str] = Counter()
+def _executed(kernel: "Kernel", counts: Any) -> "Iterator[tuple[Instruction, int]]":
+    """Instructions that ran, with how often."""
     for index in counts.nonzero()[0].tolist():
         for item in kernel.items[index : index + kernel.lengths[index]]:
-            total[item.opcode] += int(counts[index])
+            yield item, int(counts[index])
+
+
+def _per_opcode(kernel: "Kernel", counts: Any) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for item, count in _executed(kernel, counts):
+        total[item.opcode] += count
     return total
+
+
+def flag_approximations(machine: "Machine", grids: "list[Grid]") -> None:
+    """Reports every executed instruction whose result the hardware approximates."""
+    if machine.options.severity_of(Check.APPROXIMATION) is Severity.OFF:
+        return
+    for grid in grids:
+        found: dict[int, Instruction] = {}
+        for counts in grid.counts.values():
+            found |= {item.line: item for item, _ in _executed(grid.kernel, counts) if _APPROXIMATE.search(item.opcode)}
+        for item in found.values():
+            message = f"{item.opcode} gives the correctly rounded value here, within a bound of it on hardware"
+            machine.report(Check.APPROXIMATION, message, kernel=grid.kernel.entry.name, item=item)
 
 
 def collect(machine: "Machine", grids: "list[Grid]") -> Stats:

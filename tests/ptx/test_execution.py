@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from ptx.snippets import SCHEDULES, WORDS, failing, run
 
-from moegen.ptx import Check, OperandError, Options
+from moegen.ptx import Check, OperandError, Options, Severity
 
 
 @pytest.mark.parametrize("options", SCHEDULES)
@@ -212,3 +212,19 @@ def test_an_index_beyond_the_targets_is_a_fault() -> None:
 def test_an_indirect_branch_needs_a_list() -> None:
     with pytest.raises(OperandError, match="branchtargets"):
         run(INDIRECT.replace("brx.idx %r6, TABLE", "brx.idx %r6, A"), WORDS)
+
+
+def test_executed_approximations_are_flagged_on_demand() -> None:
+    body = """
+    setp.gt.u32 %p1, %r1, 100;
+    mov.f32 %f1, 0f40400000;
+    rcp.approx.ftz.f32 %f2, %f1;
+    div.full.f32 %f2, %f2, %f1;
+    @!%p1 bra END;
+    ex2.approx.f32 %f2, %f1;
+    END:
+    st.global.f32 [%rd5], %f2;"""
+    asked = Options(severity={Check.APPROXIMATION: Severity.WARNING})
+    found = [report.text.split()[0] for report in run(body, WORDS[:32], options=asked)[1].reports]
+    assert found == ["rcp.approx.ftz.f32", "div.full.f32"]
+    assert run(body, WORDS[:32])[1].reports == []

@@ -74,6 +74,10 @@ class TestCheckout:
         row, _ = checkout.dense(mnkl, tile, cluster).run(Options(seed=2))
         assert row["mismatches"] == 0
 
+    def test_dynamic(self) -> None:
+        row, _ = checkout.dynamic((512, 384, 256, 1), (128, 128), (1, 1)).run(Options(seed=3))
+        assert row["mismatches"] == 0
+
     @pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "mxfp8"])
     def test_scaled_grouped(self, kind: str) -> None:
         row = pretend.in_process("scaled_grouped", {"scenario": "2Dx3D", "kind": kind})
