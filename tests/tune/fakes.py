@@ -14,8 +14,9 @@ class FakeSubject:
 
     Args:
         times_us: pipeline → microseconds of a call, or of each step when asked for steps.
-        behaviours: pipeline → ``nan``, ``wrong_row``, ``die``, ``hang``, ``hoard``, ``refuse``, ``bad_timer``, with
-            ``check:``, ``sample:`` or ``reference:`` before it for the request in which it shows.
+        behaviours: pipeline → ``nan``, ``wrong_row``, ``accuse`` (the default), ``die``, ``hang``, ``hoard``,
+            ``refuse``, ``bad_timer``, with ``check:``, ``sample:`` or ``reference:`` before it for the request in which
+            it shows.
         artifacts: variant → digest.
         real_gate: outputs are tensors that go through the real gate; else verdicts are canned, which spares each
             process the import of torch.
@@ -54,7 +55,14 @@ class FakeSubject:
         behaviour = self._act(pipeline, "check")
         if not self._real_gate:
             passed = behaviour not in ("nan", "wrong_row")
-            return {"passed": passed, "reason": "" if passed else behaviour, "err_max": 0.0, "err_rel": 0.0}
+            withdrawn = {"default": "token 3 was wrong"} if behaviour == "accuse" else {}
+            return {
+                "passed": passed,
+                "reason": "" if passed else behaviour,
+                "err_max": 0.0,
+                "err_rel": 0.0,
+                "withdrawn": withdrawn,
+            }
         import torch
 
         from moegen.tune.gate import gate_tolerance, judge

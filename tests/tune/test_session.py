@@ -161,6 +161,15 @@ def test_a_default_that_dies_is_recorded_at_every_point(tune: Tune, database: Tr
     assert tune(package, {"default": 100.0, "fast": 50.0}).skipped == 2
 
 
+def test_a_pipeline_that_a_later_one_proves_wrong_is_not_timed(tune: Tune, database: TrialDatabase) -> None:
+    package = simple_package("default", "witness")
+    tune(package, {"default": 1.0, "witness": 50.0}, {"witness": "check:accuse"}, tune_points(package, tokens=[4]))
+    found = {r.trial.variant: r.trial for r in database.results(subject=Subject.PIPELINE)}
+    assert (found["default"].status.value, found["default"].note) == ("wrong", "token 3 was wrong")
+    assert found["default"].median_us is None
+    assert found["witness"].status.value == "ok"
+
+
 def test_a_slow_reference_is_not_taken_for_a_hanging_candidate(tune: Tune, database: TrialDatabase) -> None:
     package = simple_package("default", "deadly")
     points = tune_points(package, tokens=[4])
