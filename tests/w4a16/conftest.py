@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from w4a16.workshop import Workshop
+from blackwell.workshop import Workshop
 
 
 @pytest.fixture(scope="session")

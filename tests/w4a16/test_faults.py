@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from blackwell.workshop import Workshop
 from kernels.cases import buffers
 from kernels.compare import check_op
 from w4a16.grid import AXES, GemmCase
-from w4a16.workshop import Workshop
+from w4a16.workshop import SCHEDULES
 
 from moegen.core.paths import data_root
 from moegen.ptx.errors import ExecutionError
@@ -56,7 +57,7 @@ def buffers_with_a_nan_token() -> dict[str, torch.Tensor]:
 
 def test_a_nan_token_spoils_its_own_rows_alone(tmp_path: Path) -> None:
     variant = SMALL.variant()
-    check_op(Workshop(tmp_path).kernel(variant), variant.op, SMALL.case, buffers_with_a_nan_token())
+    check_op(Workshop(tmp_path).kernel(variant, SCHEDULES), variant.op, SMALL.case, buffers_with_a_nan_token())
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -69,6 +70,6 @@ def test_a_fault_is_noticed(name: str, tmp_path: Path) -> None:
     assert text.count(fault.old) == 1
     path.write_text(text.replace(fault.old, fault.new))
     variant = SMALL.variant()
-    kernel = Workshop(tmp_path, templates=templates).kernel(variant)
+    kernel = Workshop(tmp_path, templates=templates).kernel(variant, SCHEDULES)
     with pytest.raises((AssertionError, ExecutionError), match=fault.found):
         check_op(kernel, variant.op, SMALL.case, buffers_with_a_nan_token())

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from blackwell.workshop import Workshop
 from kernels.cases import buffers
 from kernels.compare import check_op, launch
 from w4a16.grid import AXES, PAIRS, GemmCase, allowed, every_epilogue
-from w4a16.workshop import SCHEDULES, Workshop
+from w4a16.workshop import SCHEDULES
 
 from moegen.core.enums import ActivationMath, OpKind, Target, TokenDtype
 from moegen.numerics.reference import run_op

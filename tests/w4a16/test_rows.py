@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from blackwell.workshop import Workshop
 from kernels.cases import Case, buffers
 from kernels.compare import check_op
-from w4a16.workshop import Workshop, variant_of
+from w4a16.workshop import SCHEDULES, variant_of
 
 from moegen.core.enums import Epilogue, OpKind, RouterWeight, TokenDtype
 from moegen.core.ops import Numerics
@@ -24,7 +25,7 @@ CASES = {
 def test_copies_equal_the_reference(name: str, w4a16_workshop: Workshop) -> None:
     case, kind = CASES[name]
     op = case.ops()[kind]
-    kernel = w4a16_workshop.kernel(variant_of(op))
+    kernel = w4a16_workshop.kernel(variant_of(op), SCHEDULES)
     check_op(kernel, op, case, buffers(case))
     for odd in (replace(case, tokens=0), replace(case, routing="none"), replace(case, routing="hot")):
         check_op(kernel, op, odd, buffers(odd))

@@ -121,6 +121,16 @@ struct ActivatedRows {
   }
 };
 
+// Values of gemm2's accumulators: alpha, then bias.
+template <class S, bool Bias>
+struct Projected {
+  float alpha;
+  FragmentBias<S, Bias> bias;
+  __device__ Projected(const W4A16Arguments& p, const Tile& tile, const Place<S>& place)
+      : alpha(owed(p.alpha[tile.expert])), bias(p, tile, place) {}
+  __device__ float value(float acc, int f, int half) const { return bias.add(scaled(acc, alpha), f, half); }
+};
+
 // gemm2: rows [R, N]; padding rows stay unwritten. O names kBias.
 template <class O>
 struct OutputRows {
@@ -129,8 +139,7 @@ struct OutputRows {
                                                const Accumulators<typename G::Shape>& acc) {
     using S = typename G::Shape;
     const Place<S> place;
-    const float alpha = owed(p.alpha[tile.expert]);
-    const FragmentBias<S, O::kBias> bias(p, tile, place);
+    const Projected<S, O::kBias> projected(p, tile, place);
 #pragma unroll
     for (int n = 0; n < S::kTokenGroups; n++) {
       const int token = n * 8 + place.g;
@@ -143,7 +152,7 @@ struct OutputRows {
         for (int half = 0; half < 2; half++) {
           const float* v = acc[f][n] + 2 * half;
           const uint32_t pair = transpose_8x8(
-              G::Operands::pack(bias.add(scaled(v[0], alpha), f, half), bias.add(scaled(v[1], alpha), f, half)));
+              G::Operands::pack(projected.value(v[0], f, half), projected.value(v[1], f, half)));
           if (token < tile.real_rows) *reinterpret_cast<uint32_t*>(out + row + 8 * half + 2 * place.q) = pair;
         }
       }
@@ -159,8 +168,7 @@ struct AddedRows {
                                                const Accumulators<typename G::Shape>& acc) {
     using S = typename G::Shape;
     const Place<S> place;
-    const float alpha = owed(p.alpha[tile.expert]);
-    const FragmentBias<S, O::kBias> bias(p, tile, place);
+    const Projected<S, O::kBias> projected(p, tile, place);
 #pragma unroll
     for (int n = 0; n < S::kTokenGroups; n++) {
 #pragma unroll
@@ -176,7 +184,7 @@ struct AddedRows {
           if (row >= S::kN) continue;
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            const float v = bias.add(scaled(acc[f][n][2 * half + b], alpha), f, half);
+            const float v = projected.value(acc[f][n][2 * half + b], f, half);
             atomicAdd(out + row + 8 * half, __fmul_rn(weight, v));
           }
         }
