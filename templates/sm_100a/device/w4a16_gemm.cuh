@@ -32,10 +32,11 @@ struct Tile {
   }
 };
 
-// Steps in which a thread's piece of a row, `start` bytes into a stage's share of it, holds any of its `total` bytes.
-template <int StageBytes>
+// Steps in which a thread's piece, `start` into a stage's share of a row, lies within the row's `total`; Share: of a
+// stage, in the same unit.
+template <int Share>
 __device__ __forceinline__ int steps_of(int total, int start) {
-  return (total - start + StageBytes - 1) / StageBytes;
+  return (total - start + Share - 1) / Share;
 }
 
 // Copies of a thread's share of one tile's weights. Pitch: bytes of a row of codes; ScalePitch: scale columns.
