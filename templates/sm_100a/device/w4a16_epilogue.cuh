@@ -1,8 +1,8 @@
 // What a W4A16 gemm does with its accumulators: the exact chain, then rows in the token dtype or sums in fp32.
 //
 // Lane 4 g + q holds, for tokens 2 q and 2 q + 1 of each group of 8, weight rows g and g + 8 of a fragment: gate and up
-// of one channel where W1 is gated (its rows alternate by 8), else two channels. A transposition in the warp turns eight
-// channels of eight tokens around, so that four lanes store 16 bytes of a token.
+// of one channel where W1 is gated (its rows alternate by 8), else two channels. A transposition in the warp turns
+// eight channels of eight tokens around, so that four lanes store 16 bytes of a token.
 #pragma once
 
 #include <cstdint>

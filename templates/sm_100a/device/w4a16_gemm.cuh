@@ -4,8 +4,8 @@
 // scales and tokens to a ring of stages in shared memory with cp.async; each warp then decodes its own weight rows once
 // and multiplies them by every token of the tile.
 //
-// Codes and scales are those of the public pack, [E, N, pitch] and 128x4 tiles. Lane 4 g + q holds rows g and g + 8 of a
-// fragment; of each 128 of K it takes 32 neighbours (q) with one 16-byte load: eight k16 steps, two scales a row.
+// Codes and scales are those of the public pack, [E, N, pitch] and 128x4 tiles. Lane 4 g + q holds rows g and g + 8 of
+// a fragment; of each 128 of K it takes 32 neighbours (q) with one 16-byte load: eight k16 steps, two scales a row.
 #pragma once
 
 #include <cstdint>
