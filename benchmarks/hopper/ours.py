@@ -52,8 +52,8 @@ class Geometry:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Schedules of one pipeline: ladders of both gemms, whether gemm1 gathers its rows itself, exp and division class,
-    operand format and epilogue mode; ``block``: token width, warpgroups and slots of the one kernel that computes the
-    whole layer, instead of ladders; ``full``: the form with biases and a clamped activation."""
+    operand format and epilogue mode; ``block``: token width, warpgroups, weight tiles and slots of the one kernel that
+    computes the whole layer, instead of ladders; ``full``: the form with biases and a clamped activation."""
 
     gemm1: tuple[str, int, int, int, bool]
     gemm2: tuple[str, int, int, int, bool]
@@ -62,7 +62,7 @@ class Config:
     route: tuple[int, int] = (1024, 1)
     w4a4: bool = False
     epilogue: Epilogue = Epilogue.COMPACT
-    block: tuple[int, int, int] | None = None
+    block: tuple[int, int, int, int] | None = None
     full: bool = False
 
 
@@ -108,8 +108,8 @@ def _variant(op: OpSpec, config: Config) -> Variant:
         schedule = ROUTE.make(threads=config.route[0], blocks=config.route[1])
         op = replace(op, ids_int64=False)
     elif config.block is not None:
-        width, warpgroups, slots = config.block
-        schedule = BLOCK.make(width=width, warpgroups=warpgroups, slots=slots)
+        width, warpgroups, tiles, slots = config.block
+        schedule = BLOCK.make(width=width, warpgroups=warpgroups, tiles=tiles, slots=slots)
         op = replace(op, ids_int64=False)
     elif op.weight_pack:
         ladder, warpgroups, tiles, blocks, claims = config.gemm1 if op.kind is OpKind.GEMM1 else config.gemm2

@@ -36,9 +36,12 @@ def block_op(case: HopperCase, ids_int64: bool = True) -> OpSpec:
     return replace(op, weight_pack=block_pack(op), ids_int64=ids_int64)
 
 
-def block_variant(case: HopperCase, width: int = 8, warpgroups: int = 4, slots: int = 64, **op: Any) -> Variant:
+def block_variant(
+    case: HopperCase, width: int = 8, warpgroups: int = 4, slots: int = 64, tiles: int = 2, **op: Any
+) -> Variant:
     """A legal variant."""
-    variant = Variant(op=block_op(case, **op), schedule=BLOCK.make(width=width, warpgroups=warpgroups, slots=slots))
+    values = {"width": width, "warpgroups": warpgroups, "tiles": tiles, "slots": slots}
+    variant = Variant(op=block_op(case, **op), schedule=BLOCK.make(**values))
     verdict = CATALOG.verdict(variant.op, variant.schedule, H200)
     assert verdict.legal, str(verdict)
     return variant

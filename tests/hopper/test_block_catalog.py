@@ -29,7 +29,7 @@ CASE = HopperCase(**{**SMALL, "hidden": 2880, "intermediate": 704, "experts": 60
 
 
 def verdict(op: OpSpec, width: int = 8, warpgroups: int = 4, slots: int = 256) -> str:
-    schedule = BLOCK.make(width=width, warpgroups=warpgroups, slots=slots)
+    schedule = BLOCK.make(width=width, warpgroups=warpgroups, tiles=2, slots=slots)
     return CATALOG.verdict(op, schedule, H200).predicate
 
 
@@ -71,7 +71,7 @@ def test_a_block_reads_the_packs_of_the_separate_gemms() -> None:
 
 
 def test_time_is_infinite_beyond_the_slots() -> None:
-    op, schedule = block_op(CASE), BLOCK.make(width=8, warpgroups=4, slots=256)
+    op, schedule = block_op(CASE), BLOCK.make(width=8, warpgroups=4, tiles=2, slots=256)
     assert CATALOG.most_tokens(op, schedule) == 64
     times = [CATALOG.time_us(op, schedule, H200, expected_load(count, 60, 4, 8)) for count in (1, 8, 64, 65)]
     assert times == sorted(times)
@@ -121,7 +121,7 @@ def test_scratch_and_stages_fit() -> None:
     """The source computes the same numbers: its static assertion and its scratch check hold them to these."""
     op = block_op(CASE)
     for width, warpgroups, slots in ((8, 4, 256), (16, 4, 512), (8, 5, 1024)):
-        schedule = BLOCK.make(width=width, warpgroups=warpgroups, slots=slots)
+        schedule = BLOCK.make(width=width, warpgroups=warpgroups, tiles=2, slots=slots)
         count, stage, fixed = stages(op, schedule, H200)
         assert 2 * warpgroups <= count <= 32
         assert count * stage + fixed <= H200.smem_bytes

@@ -55,6 +55,8 @@ def test_a_layer_is_the_reference_layer(workshop: Workshop, routing: str) -> Non
     interpret(workshop, block_variant(case, warpgroups=2), case, given_buffers(case))
 
 
-def test_ragged_sizes_and_wide_tiles(workshop: Workshop) -> None:
-    case = HopperCase(**{**RAGGED, "tokens": 13}, routing="hot", bias=True)
-    interpret(workshop, block_variant(case, width=16, warpgroups=3), case, given_buffers(case))
+@pytest.mark.parametrize(("width", "warpgroups", "tiles"), [(16, 3, 2), (8, 4, 1)])
+def test_ragged_sizes_and_every_kind_of_tile(workshop: Workshop, width: int, warpgroups: int, tiles: int) -> None:
+    case = HopperCase(**{**RAGGED, "tokens": 11}, routing="hot", bias=True)
+    variant = block_variant(case, width=width, warpgroups=warpgroups, tiles=tiles)
+    interpret(workshop, variant, case, given_buffers(case))

@@ -26,16 +26,19 @@ pytestmark = pytest.mark.gpu
 ROUTINGS = ("mixed", "hot", "none", "uniform")
 #: Sizes at which rows of an expert fill tiles of every width, some of them several.
 LARGE = {"hidden": 336, "intermediate": 208, "experts": 11, "top_k": 4, "tokens": 61, "w4a4": False}
-SHAPES = ((8, 2, 64), (8, 4, 256), (8, 5, 256), (16, 4, 256), (24, 3, 512), (32, 3, 256))
+SHAPES = ((8, 2, 64, 1), (8, 4, 256, 1), (8, 5, 256, 2), (16, 4, 256, 2), (16, 4, 256, 1), (24, 3, 512, 1))
 
 
 def cases() -> dict[str, tuple[HopperCase, Variant]]:
     made: dict[str, tuple[HopperCase, Variant]] = {}
     for name, case in every_form().items():
         made[name] = (case, block_variant(case))
-    for index, (width, groups, slots) in enumerate(SHAPES):
+    for index, (width, groups, slots, tiles) in enumerate(SHAPES):
         case = HopperCase(**(SMALL if slots == 64 else LARGE), routing=ROUTINGS[index % 4])
-        made[f"w{width}_g{groups}"] = (case, block_variant(case, width, groups, slots, ids_int64=index % 2 == 0))
+        made[f"w{width}_g{groups}_m{tiles}"] = (
+            case,
+            block_variant(case, width, groups, slots, tiles, ids_int64=index % 2 == 0),
+        )
     for routing in ROUTINGS:
         case = HopperCase(**LARGE, routing=routing, bias=True)
         made[f"large_{routing}"] = (case, block_variant(case, 8, 4, 256))
@@ -127,7 +130,7 @@ def test_two_streams_run_at_once(hopper_workshop: Workshop) -> None:
 
 
 def test_more_slots_than_the_kernel_holds_are_refused(hopper_workshop: Workshop) -> None:
-    case, variant = CASES["w8_g2"]
+    case, variant = CASES["w8_g2_m1"]
     large = replace(case, tokens=64)
     call = make_call(variant, large, given_buffers(large), 0xFF, Tensor.cuda)
     with pytest.raises(ValueError, match="at most 64"):

@@ -36,14 +36,15 @@ BLOCK = ScheduleFamily(
     fields=(
         ScheduleField(name="width", tag="w", doc="rows of a token tile"),
         ScheduleField(name="warpgroups", tag="g", doc="consumer warpgroups, which share an item's K"),
+        ScheduleField(name="tiles", tag="m", doc="m64 weight tiles of an item"),
         ScheduleField(name="slots", tag="s", doc="most slots (T·k) of a call"),
     ),
 )
-AUTO: Mapping[str, tuple[Value, ...]] = {"width": (8, 16), "warpgroups": (4, 5), "slots": (256, 512)}
+AUTO: Mapping[str, tuple[Value, ...]] = {"width": (8, 16), "warpgroups": (4,), "tiles": (1, 2), "slots": (256, 512)}
 
 MAX_SLOTS = 1024
-TILES = 2
-"""m64 weight tiles of an item."""
+MOST_SUMS = 25
+"""Accumulators of a thread beyond which ptxas keeps more than 64 other registers."""
 MOST_STAGES, ITEMS, ITEM_BYTES, PARTIAL_SLOTS = 32, 16, 32, 2
 HELPER_WARPS = 8
 """Two that stream weights, four that bring tokens, two publishers."""
@@ -66,20 +67,20 @@ def side(op: OpSpec, kind: OpKind) -> OpSpec:
 
 
 def most_tiles(op: OpSpec, schedule: Schedule) -> int:
-    """Most token tiles of a call; mirrors ``BlockPlan::kTiles``."""
+    """Most token tiles of a call; mirrors ``BlockPlan::kTokenTiles``."""
     slots = schedule.number("slots")
     return min(slots, min(op.experts, slots) + slots // schedule.number("width"))
 
 
 def stages(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> tuple[int, int, int]:
     """(stages of the ring, bytes of one, bytes beside them); mirrors ``BlockPlan``."""
-    width, groups, slots = (schedule.number(name) for name in ("width", "warpgroups", "slots"))
+    width, groups, tiles, slots = (schedule.number(name) for name in ("width", "warpgroups", "tiles", "slots"))
     rows = slots + 7 * min(op.experts, slots)
-    partials = PARTIAL_SLOTS * groups * TILES * (width // 8 * 2048)
-    barriers = 2 * MOST_STAGES + 3 * ITEMS + 2
+    partials = PARTIAL_SLOTS * groups * tiles * (width // 8 * 2048)
+    barriers = 2 * MOST_STAGES + 3 * ITEMS + 6
     records = ITEMS * ITEM_BYTES + 16 * most_tiles(op, schedule) + 8 * barriers
     fixed = partials + records + 4 * (rows + slots + op.experts + 4)
-    stage = width * UNIT_K * 2 + TILES * UNIT_BYTES
+    stage = width * UNIT_K * 2 + tiles * UNIT_BYTES
     return min(MOST_STAGES, (device.smem_bytes - fixed) // stage), stage, fixed
 
 
@@ -109,9 +110,10 @@ def block_pack(op: OpSpec) -> str:
 
 def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     """A lane holds a row of a tile and a slot of a token; slots are few."""
-    width, groups, slots = (schedule.number(name) for name in ("width", "warpgroups", "slots"))
-    if width not in (8, 16, 24, 32) or groups not in range(2, 6):
-        return illegal("shape", "token tiles of 8 to 32 rows, 2 to 5 warpgroups", width=width, warpgroups=groups)
+    width, groups, tiles, slots = (schedule.number(name) for name in ("width", "warpgroups", "tiles", "slots"))
+    if width not in (8, 16, 24, 32) or groups not in range(2, 6) or tiles not in (1, 2):
+        reason = "token tiles of 8 to 32 rows, 2 to 5 warpgroups, 1 or 2 weight tiles"
+        return illegal("shape", reason, width=width, warpgroups=groups, tiles=tiles)
     if op.top_k > MAX_TOP_K:
         return illegal("top_k", "a token's slots are held by the lanes of a warp", top_k=op.top_k, limit=MAX_TOP_K)
     if not op.top_k <= slots <= MAX_SLOTS or slots % 32:
@@ -136,7 +138,8 @@ def fits_device(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
         )
     warps = 4 * groups + HELPER_WARPS
     share = device.registers_sm // 4 // (-(-warps // 4) * 32) // 8 * 8
-    needed = TILES * schedule.number("width") // 2 + 32 + 32
+    sums = schedule.number("tiles") * schedule.number("width") // 2
+    needed = sums + 64 + sums // MOST_SUMS
     if needed > share:
         return illegal("registers", "a consumer thread needs more", needed=needed, share=share)
     return LEGAL
@@ -194,7 +197,7 @@ class Sm90WithBlocks(Sm90Catalog):
         """A block's counters; mirrors ``BlockPlan::kScratchBytes``."""
         if op.kind is OpKind.BLOCK:
             done = -(-most_tiles(op, schedule) // 32) * 32
-            arrivals = most_tokens(op, schedule) * -(-weight_tiles(side(op, OpKind.GEMM2)) // TILES)
+            arrivals = most_tokens(op, schedule) * -(-weight_tiles(side(op, OpKind.GEMM2)) // schedule.number("tiles"))
             return Scratch(fixed=4 * (64 + done + arrivals))
         return super().scratch(op, schedule)
 

@@ -14,20 +14,9 @@
 namespace moegen {
 
 template <class L>
-using BlockSums = float[kBlockTiles][L::kWidth / 2];
+using BlockSums = float[L::kTiles][L::kWidth / 2];
 
-// Named barriers: of the warpgroups, two of each for items in turn, that partial sums are written and that they have been
-// read; and of all who need the maps of rows and slots.
-enum BlockBarrier { kSumsWritten = 1, kSumsRead = 3, kRouted = 5 };
-
-template <class L>
-__device__ __forceinline__ void pass_barrier(BlockBarrier which, int count, bool waits) {
-  if (waits) {
-    named_barrier(which + count % 2, 128 * L::kGroups);
-  } else {
-    asm volatile("bar.arrive %0, %1;" ::"r"(which + count % 2), "r"(128 * L::kGroups) : "memory");
-  }
-}
+inline constexpr int kRouted = 1;  // named barrier of all who need the maps of rows and slots
 
 // Where a thread's four values of token group i of an m64 tile go among an item's partial sums.
 template <class L>
@@ -35,19 +24,13 @@ __device__ __forceinline__ uint32_t partial_place(const BlockShared<L>& shared, 
   return shared.partial(count, part) + (m * (L::kWidth / 8) + i) * 2048 + threadIdx.x % 128 * 16;
 }
 
-// Waits until the sums of two items ago have been read; the warpgroup that read them knows.
-template <class L>
-__device__ __forceinline__ void await_read_sums(int count, int group) {
-  if (count >= 2 && (count - 2) % L::kGroups != group) pass_barrier<L>(kSumsRead, count, true);
-}
-
-// Leaves a warpgroup's sums of an item for the one that adds them.
+// Leaves a warpgroup's sums of an item for the one that adds them, once those of two items ago have been read.
 template <class L>
 __device__ __forceinline__ void store_share(const BlockSums<L>& acc, const BlockShared<L>& shared, int count,
-                                            int part, int group) {
-  await_read_sums<L>(count, group);
+                                            int part) {
+  barrier_wait(shared.sums_read(count), (count / 2 & 1) ^ 1);
 #pragma unroll
-  for (int m = 0; m < kBlockTiles; m++) {
+  for (int m = 0; m < L::kTiles; m++) {
 #pragma unroll
     for (int i = 0; i < L::kWidth / 8; i++) {
       const float* v = acc[m] + 4 * i;
@@ -56,16 +39,52 @@ __device__ __forceinline__ void store_share(const BlockSums<L>& acc, const Block
           make_int4(__float_as_int(v[0]), __float_as_int(v[1]), __float_as_int(v[2]), __float_as_int(v[3])));
     }
   }
+  barrier_arrive(shared.sums_written(count));
+}
+
+// Multiplies one K unit. Two steps have an operand buffer each, and the stage before, at barrier `release`, is free once
+// its last products are done (grouped_gemm.cuh says more).
+template <class L>
+__device__ __forceinline__ void multiply_unit(BlockSums<L>& acc, uint32_t (&a)[2][16], uint32_t tokens,
+                                              uint32_t weights, uint32_t release) {
+  const int thread = threadIdx.x % 128;
+  const bool releases = thread % 32 == 0 && release != 0;
+  uint64_t descriptor = token_descriptor(tokens);
+  uint32_t codes = weights + kScaleBytes + thread * 16;
+  if constexpr (L::kTiles == 1) {
+    const uint4 first = load_shared_v4(codes), second = load_shared_v4(codes + kChunkBytes);
+    const uint32_t word = load_shared(weights + thread * 4);
+    wgmma_wait<1>();
+    multiply_chunk<L::kWidth>(acc[0], a[0], first, chunk_scales(word), descriptor);
+    wgmma_wait<1>();
+    barrier_arrive_if(release, releases);
+    multiply_chunk<L::kWidth>(acc[0], a[1], second, chunk_scales(swap_scale_chunks(word)),
+                              descriptor + kDescriptorChunk);
+  } else {
+    uint32_t words[2] = {load_shared(weights + thread * 4), load_shared(weights + kUnitBytes + thread * 4)};
+#pragma unroll 1
+    for (int chunk = 0; chunk < 2; chunk++) {
+      const uint4 first = load_shared_v4(codes), second = load_shared_v4(codes + kUnitBytes);
+      wgmma_wait<1>();
+      multiply_chunk<L::kWidth>(acc[0], a[0], first, chunk_scales(words[0]), descriptor);
+      wgmma_wait<1>();
+      barrier_arrive_if(release, releases && chunk == 0);
+      multiply_chunk<L::kWidth>(acc[1], a[1], second, chunk_scales(words[1]), descriptor);
+      words[0] = swap_scale_chunks(words[0]);
+      words[1] = swap_scale_chunks(words[1]);
+      codes += kChunkBytes;
+      descriptor += kDescriptorChunk;
+    }
+  }
 }
 
 // Multiplies a warpgroup's units of an item, at least one: those from stage number `next`, which becomes its first one
-// of a later item. The two steps of a chunk have an operand buffer each (grouped_gemm.cuh).
+// of a later item.
 template <class L>
 __device__ __forceinline__ void multiply_share(BlockSums<L>& acc, const BlockShared<L>& shared, BlockStage<L>& stage,
                                                int& next, int end) {
-  const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
 #pragma unroll
-  for (int m = 0; m < kBlockTiles; m++) {
+  for (int m = 0; m < L::kTiles; m++) {
 #pragma unroll
     for (int i = 0; i < L::kWidth / 2; i++) acc[m][i] = 0.0f;
   }
@@ -75,52 +94,37 @@ __device__ __forceinline__ void multiply_share(BlockSums<L>& acc, const BlockSha
   do {
     barrier_wait(shared.full(stage.slot), stage.phase);
     fence_async_shared();  // tokens came by cp.async, wgmma reads them by another proxy
-    uint64_t descriptor = token_descriptor(shared.tokens(stage.slot));
-    const uint32_t weights = shared.weights(stage.slot);
-    uint32_t words[2] = {load_shared(weights + thread * 4), load_shared(weights + kUnitBytes + thread * 4)};
-    uint32_t codes = weights + kScaleBytes + thread * 16;
-#pragma unroll 1
-    for (int chunk = 0; chunk < 2; chunk++) {
-      const uint4 first = load_shared_v4(codes), second = load_shared_v4(codes + kUnitBytes);
-      wgmma_wait<1>();
-      multiply_chunk<L::kWidth>(acc[0], a[0], first, chunk_scales(words[0]), descriptor);
-      wgmma_wait<1>();
-      barrier_arrive_if(release, lane == 0 && release != 0 && chunk == 0);
-      multiply_chunk<L::kWidth>(acc[1], a[1], second, chunk_scales(words[1]), descriptor);
-      words[0] = swap_scale_chunks(words[0]);
-      words[1] = swap_scale_chunks(words[1]);
-      codes += kChunkBytes;
-      descriptor += kDescriptorChunk;
-    }
+    multiply_unit<L>(acc, a, shared.tokens(stage.slot), shared.weights(stage.slot), release);
     release = shared.empty(stage.slot);
     stage.advance(L::kGroups);
     next += L::kGroups;
   } while (next < end);
   wgmma_wait<0>();
-  barrier_arrive_if(release, lane == 0);
+  barrier_arrive_if(release, threadIdx.x % 32 == 0);
 }
 
 // A warpgroup's part in an item; short items may have no unit for it. Accumulators stay within their branch: where two
 // meet, ptxas serialises the wgmmas (C7514).
 template <class L>
 __device__ __forceinline__ void sum_share(const BlockShared<L>& shared, BlockStage<L>& stage, int& next,
-                                          const BlockItem& item, int count, int group) {
+                                          const BlockItem& item, int count) {
   const int part = next - item.begin;
   if (next < item.end) {
     BlockSums<L> acc;
     multiply_share<L>(acc, shared, stage, next, item.end);
-    store_share<L>(acc, shared, count, part, group);
+    store_share<L>(acc, shared, count, part);
   } else {
     const BlockSums<L> none = {};
-    store_share<L>(none, shared, count, part, group);
+    store_share<L>(none, shared, count, part);
   }
 }
 
 // Adds the warpgroups' sums of an item.
 template <class L>
 __device__ __forceinline__ void add_shares(BlockSums<L>& sums, const BlockShared<L>& shared, int count) {
+  barrier_wait(shared.sums_written(count), count / 2 & 1);
 #pragma unroll
-  for (int m = 0; m < kBlockTiles; m++) {
+  for (int m = 0; m < L::kTiles; m++) {
 #pragma unroll
     for (int i = 0; i < L::kWidth / 8; i++) {
       float* v = sums[m] + 4 * i;
@@ -133,6 +137,7 @@ __device__ __forceinline__ void add_shares(BlockSums<L>& sums, const BlockShared
       }
     }
   }
+  barrier_arrive(shared.sums_read(count));
 }
 
 // A is the activation and O the output as epilogue.cuh describes them.
@@ -148,20 +153,16 @@ __device__ void consume_items(const BlockArguments& p, const BlockShared<L>& sha
   const int group = threadIdx.x / 128;
   BlockStage<L> stage{group, 0};
   int next = group;
-  int count = 0;
 #pragma unroll 1
-  for (;; count++) {
+  for (int count = 0;; count++) {
     barrier_wait(shared.item_full(count), count / P::kItems & 1);
     BlockItem item = BlockItem::load(shared.item(count));
     if (item.last()) break;
     load_to_l1(item.second ? p.w2_alpha + item.work.expert : p.w1_alpha + item.work.expert * L::kHalves);
-    sum_share<L>(shared, stage, next, item, count, group);
-    const bool adds = count % L::kGroups == group;
-    pass_barrier<L>(kSumsWritten, count, adds);
-    if (!adds) continue;
+    sum_share<L>(shared, stage, next, item, count);
+    if (count % L::kGroups != group) continue;
     BlockSums<L> acc;
     add_shares<L>(acc, shared, count);
-    pass_barrier<L>(kSumsRead, count, false);
     item = BlockItem::load(shared.item(count));  // read again: nothing of it lives in the loop
     item.work.row_tile -= group;  // epilogues number row tiles from the warpgroup's
     GemmArguments arguments{};
@@ -177,8 +178,6 @@ __device__ void consume_items(const BlockArguments& p, const BlockShared<L>& sha
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(shared.item_stored(count));
   }
-  await_read_sums<L>(count, group);  // no barrier is left half full
-  await_read_sums<L>(count + 1, group);
 }
 
 }  // namespace moegen

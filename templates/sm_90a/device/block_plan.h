@@ -27,22 +27,21 @@ struct BlockArguments {
   std::int32_t tokens;
 };
 
-inline constexpr int kBlockTiles = 2;  // m64 weight tiles of an item: half the copies, barriers and tokens of one
-
 // One of the two products in terms of gemm_plan.h.
-template <int kTokenWidth, int kDepth, int kTiles64, int kOfExperts>
+template <int kTokenWidth, int kDepth, int kTiles64, int kOfExperts, int kOfItem>
 struct BlockSide {
   static constexpr int kWidth = kTokenWidth, kK = kDepth, kExperts = kOfExperts, kM64 = kTiles64;
-  static constexpr int kGroups = 1, kTiles = kBlockTiles, kBlocks = 1, kProducerThreads = 32;
+  static constexpr int kGroups = 1, kTiles = kOfItem, kBlocks = 1, kProducerThreads = 32;
   static constexpr int kEpilogueBytes = 0;
 };
 
-// L names kWidth (rows of a token tile), kGroups (consumer warpgroups, which share an item's K), kSlots (most slots of
-// a call), kTopK, kExperts, kHidden, kIntermediate, kHalves.
+// L names kWidth (rows of a token tile), kGroups (consumer warpgroups, which share an item's K), kTiles (m64 weight
+// tiles of an item: two need half the copies, barriers and tokens, one spreads little work evenly), kSlots (most slots
+// of a call), kTopK, kExperts, kHidden, kIntermediate, kHalves.
 template <class L>
 struct BlockPlan {
-  using First = BlockSide<L::kWidth, L::kHidden, L::kHalves*((L::kIntermediate + 63) / 64), L::kExperts>;
-  using Second = BlockSide<L::kWidth, L::kIntermediate, (L::kHidden + 63) / 64, L::kExperts>;
+  using First = BlockSide<L::kWidth, L::kHidden, L::kHalves*((L::kIntermediate + 63) / 64), L::kExperts, L::kTiles>;
+  using Second = BlockSide<L::kWidth, L::kIntermediate, (L::kHidden + 63) / 64, L::kExperts, L::kTiles>;
   static constexpr int kConsumers = 128 * L::kGroups;
   // Helper warps: single warps would fall behind, sharing their scheduler with four consumers.
   static constexpr int kWeightWarps = 2, kTokenWarps = 4, kPublishers = 2;
@@ -52,25 +51,25 @@ struct BlockPlan {
   static constexpr int kHit = L::kExperts < L::kSlots ? L::kExperts : L::kSlots;
   static constexpr int kRows = L::kSlots + 7 * kHit;
   static constexpr int kEvenTiles = kHit + L::kSlots / L::kWidth;
-  static constexpr int kTiles = kEvenTiles < L::kSlots ? kEvenTiles : L::kSlots;
+  static constexpr int kTokenTiles = kEvenTiles < L::kSlots ? kEvenTiles : L::kSlots;
   static constexpr int kTokens = L::kSlots / L::kTopK;
 
   // Counters in global memory, in words; those that all blocks hammer have 128 bytes to themselves.
   static constexpr int kTicketWord = 0, kLeaverWord = 32, kDoneWord = 64;
-  static constexpr int kArrivalWord = kDoneWord + (kTiles + 31) / 32 * 32;
+  static constexpr int kArrivalWord = kDoneWord + (kTokenTiles + 31) / 32 * 32;
   static constexpr int kScratchBytes = 4 * (kArrivalWord + kTokens * Plan<Second>::kRowTiles);
 
   // Shared memory: token stages, weight stages, partial sums of an item by warpgroup, records, maps, barriers.
   static constexpr int kTokenBytes = L::kWidth * kUnitK * 2;
-  static constexpr int kWeightBytes = kBlockTiles * kUnitBytes;
+  static constexpr int kWeightBytes = L::kTiles * kUnitBytes;
   static constexpr int kStageBytes = kTokenBytes + kWeightBytes;
   static constexpr int kPartialSlots = 2;
-  static constexpr int kPartialBytes = kBlockTiles * L::kWidth / 8 * 2048;  // of one warpgroup, fp32
+  static constexpr int kPartialBytes = L::kTiles * L::kWidth / 8 * 2048;  // of one warpgroup, fp32
   static constexpr int kItems = 16;
   static constexpr int kItemBytes = 32;
   static constexpr int kMostStages = 32;
-  static constexpr int kBarriers = 2 * kMostStages + 3 * kItems + 2;
-  static constexpr int kFixedBytes = kPartialSlots * L::kGroups * kPartialBytes + kItems * kItemBytes + 16 * kTiles +
+  static constexpr int kBarriers = 2 * kMostStages + 3 * kItems + 6;
+  static constexpr int kFixedBytes = kPartialSlots * L::kGroups * kPartialBytes + kItems * kItemBytes + 16 * kTokenTiles +
                                      4 * (kRows + L::kSlots + L::kExperts + 4) + 8 * kBarriers;
   static constexpr int kFitting = (kSharedLimit - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
@@ -79,7 +78,7 @@ struct BlockPlan {
   static constexpr int kPartialOffset = kStages * kStageBytes;
   static constexpr int kItemOffset = kPartialOffset + kPartialSlots * L::kGroups * kPartialBytes;
   static constexpr int kTileOffset = kItemOffset + kItems * kItemBytes;
-  static constexpr int kBarrierOffset = kTileOffset + 16 * kTiles;
+  static constexpr int kBarrierOffset = kTileOffset + 16 * kTokenTiles;
   static constexpr int kRowSlotOffset = kBarrierOffset + 8 * kBarriers;
   static constexpr int kSlotRowOffset = kRowSlotOffset + 4 * kRows;
   static constexpr int kCountOffset = kSlotRowOffset + 4 * L::kSlots;

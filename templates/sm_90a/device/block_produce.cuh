@@ -23,15 +23,15 @@ struct BlockWeights {
   const uint8_t* first;
   int row_tile, tiles;
   __device__ BlockWeights(const uint8_t* packed, const WorkItem& item)
-      : first(packed + int64_t(item.expert) * Plan<S>::kExpertBytes + item.row_tile * (kBlockTiles * kUnitBytes)),
+      : first(packed + int64_t(item.expert) * Plan<S>::kExpertBytes + item.row_tile * (S::kTiles * kUnitBytes)),
         row_tile(item.row_tile),
-        tiles(min(kBlockTiles, S::kM64 - item.row_tile * kBlockTiles)) {}
+        tiles(min(S::kTiles, S::kM64 - item.row_tile * S::kTiles)) {}
 
   // Starts the copy of a K unit; half units keep the full ones' pitch in shared memory.
   __device__ __forceinline__ void copy(uint32_t target, uint32_t barrier, int unit) const {
     const uint8_t* unit_bytes = first + uint32_t(unit) * uint32_t(S::kM64 * kUnitBytes);
     if (Plan<S>::kHalfTail && unit == Plan<S>::kUnits - 1) {
-      const uint8_t* source = unit_bytes - row_tile * (kBlockTiles * (kUnitBytes - kHalfUnitBytes));
+      const uint8_t* source = unit_bytes - row_tile * (S::kTiles * (kUnitBytes - kHalfUnitBytes));
       barrier_expect_bytes(barrier, tiles * kHalfUnitBytes);
 #pragma unroll 1
       for (int i = 0; i < tiles; i++) {
@@ -44,26 +44,39 @@ struct BlockWeights {
   }
 };
 
-// Streams this warp's share of an item's weights; with `tickets`, the next one is drawn while the last units are on
-// their way.
+// Draws tickets ahead of need, for the weight warp that claims items.
+struct Tickets {
+  int* counter;  // null in other warps
+  int drawn = 0;
+  bool settled = false;  // the first product was done for an item of the second
+};
+
+// Streams this warp's share of an item's weights. The next ticket is drawn while the last units are on their way; after
+// a block's first second-product item, not before the first product is `done` that it waits for: a block that waits must
+// not take items that others will be free for.
 template <class L, class S>
-__device__ __forceinline__ void stream_weights(const BlockShared<L>& shared, BlockStage<L>& stage, int& next, int begin,
-                                               const uint8_t* packed, const WorkItem& work, int* tickets, int& ticket) {
+__device__ __forceinline__ void stream_weights(const BlockShared<L>& shared, BlockStage<L>& stage, int& next,
+                                               const BlockItem& item, const uint8_t* packed, const int* done,
+                                               int needed, Tickets& tickets) {
   constexpr int kUnits = Plan<S>::kUnits, kStep = BlockPlan<L>::kWeightWarps;
   constexpr int kDraw = kUnits > 3 * kStep ? kUnits - 3 * kStep : 0;
-  const BlockWeights<S> weights(packed, work);
-  bool draws = tickets != nullptr;
+  const BlockWeights<S> weights(packed, item.work);
+  bool draws = tickets.counter != nullptr;
+  int seen = draws && item.second && !tickets.settled ? load_acquire(done) : needed;
+  const auto draw = [&] {
+    while (seen < needed) seen = load_acquire(done);
+    tickets.drawn = draw_ticket(tickets.counter);
+    tickets.settled = item.second;
+    draws = false;
+  };
 #pragma unroll 1
-  for (; next < begin + kUnits; next += kStep, stage.advance(kStep)) {
-    const int unit = next - begin;
-    if (draws && unit >= kDraw) {
-      ticket = draw_ticket(tickets);
-      draws = false;
-    }
+  for (; next < item.end; next += kStep, stage.advance(kStep)) {
+    const int unit = next - item.begin;
+    if (draws && unit >= kDraw && seen >= needed) draw();
     barrier_wait(shared.empty(stage.slot), stage.phase);
     weights.copy(shared.weights(stage.slot), shared.full(stage.slot), unit);
   }
-  if (draws) ticket = draw_ticket(tickets);
+  if (draws) draw();
 }
 
 // One lane of each weight warp; the first warp's claims the items. Every publisher finds an item that ends the work.
@@ -72,19 +85,19 @@ __device__ void produce_weights(const BlockArguments& p, const BlockShared<L>& s
   using P = BlockPlan<L>;
   BlockStage<L> stage{warp, 1};
   const bool claims = warp == 0;
-  int* const tickets = claims ? p.scratch + P::kTicketWord : nullptr;
-  int next = warp, begin = 0, ticket = 0, tiles = 0;
+  Tickets tickets{claims ? p.scratch + P::kTicketWord : nullptr};
+  int next = warp, begin = 0, tiles = 0;
   if (claims) {
     tiles = int(load_shared(shared.tile_total()));
     barrier_wait(shared.drawn(), 0);
-    ticket = int(load_shared(shared.first_ticket()));
+    tickets.drawn = int(load_shared(shared.first_ticket()));
   }
 #pragma unroll 1
   for (int count = 0, ends = 0; ends < (claims ? P::kPublishers : 1); count++) {
     BlockItem item;
     if (claims) {
       barrier_wait(shared.item_free(count), (count / P::kItems & 1) ^ 1);
-      item = claimed_item<L>(shared, ticket, tiles, begin);
+      item = claimed_item<L>(shared, tickets.drawn, tiles, begin);
       item.store(shared.item(count));
       barrier_arrive(shared.item_full(count));
     } else {
@@ -92,12 +105,14 @@ __device__ void produce_weights(const BlockArguments& p, const BlockShared<L>& s
       item = BlockItem::load(shared.item(count));
     }
     begin = item.end;
+    const int* done = p.scratch + P::kDoneWord + item.tile;
+    constexpr int kNeeded = Plan<typename P::First>::kRowTiles;
     if (item.last()) {
       ends++;
     } else if (item.second) {
-      stream_weights<L, typename P::Second>(shared, stage, next, item.begin, p.w2_packed, item.work, tickets, ticket);
+      stream_weights<L, typename P::Second>(shared, stage, next, item, p.w2_packed, done, kNeeded, tickets);
     } else {
-      stream_weights<L, typename P::First>(shared, stage, next, item.begin, p.w1_packed, item.work, tickets, ticket);
+      stream_weights<L, typename P::First>(shared, stage, next, item, p.w1_packed, done, kNeeded, tickets);
     }
   }
 }

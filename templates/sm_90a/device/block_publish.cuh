@@ -9,33 +9,30 @@
 
 namespace moegen {
 
-// y of one token over an item's columns: the formula of combine_rows, four neighbouring columns a lane; `rows` is lane
-// j's row of slot j, or -1.
+// y of one token over a pair of columns a lane: the formula of combine_rows; `rows` is lane j's row of slot j, or -1.
 template <class L, bool kWeighted>
 __device__ __forceinline__ void combine_columns(const BlockArguments& p, int token, int column, int rows) {
   const int lane = threadIdx.x % 32;
   const float lane_weight = kWeighted && lane < L::kTopK ? p.topk_weights[token * L::kTopK + lane] : 1.0f;
   const bool inside = column < L::kHidden;
-  uint2 pairs[L::kTopK];
+  uint32_t pairs[L::kTopK];
 #pragma unroll
   for (int j = 0; j < L::kTopK; j++) {
     const int row = __shfl_sync(~0u, rows, j);
     const uint16_t* source = p.out_rows + int64_t(row) * L::kHidden + column;
-    if (row >= 0 && inside) pairs[j] = __ldcg(reinterpret_cast<const uint2*>(source));
+    if (row >= 0 && inside) pairs[j] = __ldcg(reinterpret_cast<const unsigned int*>(source));
   }
-  float sum[4] = {};
+  float low = 0.0f, high = 0.0f;
 #pragma unroll
   for (int j = 0; j < L::kTopK; j++) {
     const float weight = __shfl_sync(~0u, lane_weight, j);
     if (__shfl_sync(~0u, rows, j) < 0) continue;
-    const float wide[4] = {low_bf16(pairs[j].x), high_bf16(pairs[j].x), low_bf16(pairs[j].y), high_bf16(pairs[j].y)};
-#pragma unroll
-    for (int i = 0; i < 4; i++) sum[i] = kWeighted ? __fmaf_rn(weight, wide[i], sum[i]) : __fadd_rn(sum[i], wide[i]);
+    low = kWeighted ? __fmaf_rn(weight, low_bf16(pairs[j]), low) : __fadd_rn(low, low_bf16(pairs[j]));
+    high = kWeighted ? __fmaf_rn(weight, high_bf16(pairs[j]), high) : __fadd_rn(high, high_bf16(pairs[j]));
   }
   if (inside) {
-    const uint32_t low = bf16_from_f32(sum[0]) | uint32_t(bf16_from_f32(sum[1])) << 16;
-    const uint32_t high = bf16_from_f32(sum[2]) | uint32_t(bf16_from_f32(sum[3])) << 16;
-    *reinterpret_cast<uint2*>(p.y + int64_t(token) * L::kHidden + column) = make_uint2(low, high);
+    uint16_t* out = p.y + int64_t(token) * L::kHidden + column;
+    *reinterpret_cast<uint32_t*>(out) = bf16_from_f32(low) | uint32_t(bf16_from_f32(high)) << 16;
   }
 }
 
@@ -73,7 +70,10 @@ __device__ __forceinline__ void arrive_rows(const BlockArguments& p, const WorkI
   for (uint32_t left = __ballot_sync(~0u, completes); left != 0; left &= left - 1) {
     const int complete = __shfl_sync(~0u, token, __ffs(left) - 1);
     const int rows = lane < L::kTopK ? slot_row[complete * L::kTopK + lane] : -1;
-    combine_columns<L, kWeighted>(p, complete, work.row_tile * (kBlockTiles * 64) + 4 * lane, rows);
+#pragma unroll
+    for (int m = 0; m < L::kTiles; m++) {
+      combine_columns<L, kWeighted>(p, complete, (work.row_tile * L::kTiles + m) * 64 + 2 * lane, rows);
+    }
   }
 }
 

@@ -32,6 +32,9 @@ struct BlockShared {
   __device__ uint32_t item_free(int count) const {
     return barrier(2 * P::kMostStages + 2 * P::kItems + count % P::kItems);
   }
+  // Partial sums of an item are written by all warpgroups; they have been read.
+  __device__ uint32_t sums_written(int count) const { return barrier(2 * P::kMostStages + 3 * P::kItems + 2 + count % 2); }
+  __device__ uint32_t sums_read(int count) const { return barrier(2 * P::kMostStages + 3 * P::kItems + 4 + count % 2); }
   // Tiles are listed; the first ticket is drawn.
   __device__ uint32_t listed() const { return barrier(2 * P::kMostStages + 3 * P::kItems); }
   __device__ uint32_t drawn() const { return barrier(2 * P::kMostStages + 3 * P::kItems + 1); }
@@ -57,6 +60,10 @@ struct BlockShared {
       barrier_init(item_full(lane), 1);
       barrier_init(item_stored(lane), 4);
       barrier_init(item_free(lane), 1);
+    }
+    if (lane < 2) {
+      barrier_init(sums_written(lane), P::kConsumers);
+      barrier_init(sums_read(lane), 128);
     }
     if (lane == 0) {
       barrier_init(listed(), 32);
