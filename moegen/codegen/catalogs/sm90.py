@@ -45,7 +45,7 @@ LADDER = ScheduleFamily(
     fields=(
         ScheduleField(name="ladder", tag="w", doc="token-tile widths, rising: n8_16_64", type="str"),
         ScheduleField(name="warpgroups", tag="g", doc="consumer warpgroups of the kernels up to 64 wide"),
-        ScheduleField(name="tiles", tag="m", doc="2: more m64 weight tiles a warpgroup in the kernels up to 96 wide"),
+        ScheduleField(name="tiles", tag="m", doc="2: more m64 weight tiles a warpgroup in the kernels up to 88 wide"),
         ScheduleField(name="blocks", tag="b", doc="blocks that share a multiprocessor in those kernels"),
     ),
 )
@@ -98,7 +98,7 @@ _WIDTH_LIMITS: Mapping[Epilogue | None, tuple[int, int]] = {
 """Widest tile of the plain form and of four warpgroups with setmaxnreg, by what the epilogue keeps alive."""
 STAGED_PLAIN_WIDTH = 32
 """The plain form's limit where a producer decodes tokens: wider tiles need two warpgroups of producers."""
-NARROW_WIDTH, MANY_TILES_WIDTH, TWO_TILES_WIDTH = 32, 96, 152
+NARROW_WIDTH, MANY_TILES_WIDTH, TWO_TILES_WIDTH = 32, 88, 152
 """Widest tiles of four warpgroups with two m64 tiles each; of two with three or four; and of two with two."""
 GATHER_WIDTHS = 32
 """Rows that a gathering gemm1 multiplies by their router weight pass through registers: wider tiles would spill."""
@@ -268,9 +268,9 @@ def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
             "shape", "1 to 5 warpgroups of 1 or 2 tiles, 1 to 8 blocks", warpgroups=groups, tiles=tiles, blocks=blocks
         )
     if tiles == 2 and (groups != 4 or blocks != 1 or ladder[0] > MANY_TILES_WIDTH or staged(op)):
-        return illegal("tiles", "more tiles a warpgroup: four warpgroups, one block, widths up to 96, no decoder")
+        return illegal("tiles", "more tiles a warpgroup: four warpgroups, one block, widths up to 88, no decoder")
     if tiles == 2 and any(NARROW_WIDTH < width <= MANY_TILES_WIDTH for width in ladder) and holds_little(op):
-        return illegal("tiles", "between 32 and 96 the epilogue or a gathering producer needs the registers")
+        return illegal("tiles", "between 32 and 88 the epilogue or a gathering producer needs the registers")
     if tiles == 2 and NARROW_WIDTH < ladder[-1] <= 64 and 0 < op.k % UNIT_K <= UNIT_K // 2:
         return illegal("tiles", "a first kernel with four tiles has no registers to copy half units of K")
     if (op.w4a4 or op.gather) and blocks > 1:

@@ -41,7 +41,7 @@ enum class EpilogueKind { kRows, kInterleaved, kFused };
 // Accumulators (width / 2 a tile), an operand buffer a tile (16, at least two), about 25 others and what the epilogue
 // needs must fit: four warpgroups hold one tile up to width 64 as launched and up to 80 after setmaxnreg, two warpgroups
 // the rest. More weight rows a block mean fewer token bytes for each product, which is what bounds wide tiles: so two
-// warpgroups take two tiles each up to width 152, and with kAskedTiles == 2 four up to 64 and three up to 96.
+// warpgroups take two tiles each up to width 152, and with kAskedTiles == 2 four up to 64 and three up to 88.
 // `kStaged` producers decode token rows: one warpgroup of them, two beside wide tiles. `kGathered`: one warpgroup copies
 // rows. kAskedBlocks: plain kernels may share a multiprocessor, for more and smaller tiles when there are few.
 template <int kWidth, int kAskedGroups, int kAskedTiles, int kAskedBlocks, bool kStaged, EpilogueKind kEpilogue,
@@ -58,7 +58,7 @@ struct GemmShape {
   static constexpr int kMostTiles = kAskedTiles == 1 ? 2 : kWidth <= 64 ? 4 : 3;
   static constexpr int kTiles = kPlain           ? 1
                                 : kFour          ? (kWidth <= 32 ? 2 : 1)
-                                : kWidth <= 96   ? kMostTiles
+                                : kWidth <= 88   ? kMostTiles
                                 : kWidth <= 152  ? 2
                                                  : 1;
   static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 200 : kTiles == 4 ? 232 : 224;
