@@ -78,6 +78,10 @@ GATHERING: dict[str, dict[int, tuple[Schedule, ...]]] = {
     "dsv3": {},
     "dsv4f": {},
 }
+#: Token width, consumer warpgroups, weight tiles and slots of the kernel that computes the whole layer, up to BLOCK_UP_TO
+#: tokens.
+BLOCKS: tuple[tuple[int, int, int, int], ...] = ((8, 4, 1, 256), (8, 4, 2, 256))
+BLOCK_UP_TO = 32
 
 
 def route_of(slots: int) -> tuple[int, int]:
@@ -86,11 +90,13 @@ def route_of(slots: int) -> tuple[int, int]:
 
 
 def configs(shape: str, tokens: int, *, fast: bool = False) -> list[Config]:
-    """Every ladder once, for both gemms alike; then the gathering forms."""
+    """Every ladder once, for both gemms alike; then the gathering forms; then the whole layer in one kernel."""
     route = route_of(tokens * SHAPES[shape].top_k)
     plain = [Config(gemm1=s, gemm2=s, route=route, fast=fast) for s in BY_TOKENS[shape][tokens]]
     gathering = GATHERING[shape].get(tokens, ())
-    return plain + [Config(gemm1=s, gemm2=s, gather=True, route=route, fast=fast) for s in gathering]
+    blocks = BLOCKS if tokens <= BLOCK_UP_TO else ()
+    forms = [Config(gemm1=s, gemm2=s, gather=True, route=route, fast=fast) for s in gathering]
+    return plain + forms + [replace(plain[0], block=block) for block in blocks]
 
 
 def full_config(shape: str, tokens: int) -> Config | None:

@@ -81,14 +81,15 @@ class Ours:
         return found
 
     def choose(self, cell: Cell, fast: bool) -> tuple[Config, dict[str, dict[str, float]]]:
-        """The best ladder of each gemm by its stage, gathering forms by the whole block."""
+        """The best ladder of each gemm by its stage; gathering forms and single kernels by the whole block."""
         swept: dict[str, dict[str, float]] = {}
         plain: list[tuple[Config, dict[str, float]]] = []
         best: tuple[float, Config] | None = None
         for config in configs(cell.shape, cell.tokens, fast=fast):
             times = self.stage_times(cell, config)
-            swept[f"{config.gemm1} {'gather' if config.gather else ''}"] = times
-            if not config.gather:
+            form = f"block {config.block}" if config.block else f"{config.gemm1} {'gather' if config.gather else ''}"
+            swept[form] = times
+            if not config.gather and config.block is None:
                 plain.append((config, times))
             if best is None or times["moe"] < best[0]:
                 best = (times["moe"], config)
