@@ -78,8 +78,7 @@ GATHERING: dict[str, dict[int, tuple[Schedule, ...]]] = {
     "dsv3": {},
     "dsv4f": {},
 }
-#: Token width, consumer warpgroups, weight tiles and slots of the kernel that computes the whole layer, up to BLOCK_UP_TO
-#: tokens.
+#: Token width, consumer warpgroups, weight tiles and slots of the kernel that computes the whole layer, for few tokens.
 BLOCKS: tuple[tuple[int, int, int, int], ...] = ((8, 4, 1, 256), (8, 4, 2, 256))
 BLOCK_UP_TO = 32
 
