@@ -2,21 +2,34 @@
 
 A gemm is a ladder of kernels, one per token-tile width, chained by dependent launches (two wgmma widths in one kernel
 serialise). An expert's rows take the narrowest kernel that holds an even share of them, so weights are decoded once as
-long as the widest kernel holds all rows of an expert. ``templates/sm_90a/device/gemm_plan.h`` has the same numbers for
-the kernels.
+long as the widest kernel holds all rows of an expert. ``sm90_forms`` says what those kernels are.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moegen.codegen.catalog import LEGAL, Choice, Predicate, Scratch, Verdict, chosen_values, illegal, judge
-from moegen.codegen.cost import gemm_bytes, stream_bytes
+from moegen.codegen.catalogs.sm90_forms import (
+    CLAIMS,
+    GEMMS,
+    LADDER,
+    MANY_TILES_WIDTH,
+    NARROW_WIDTH,
+    UNIT_K,
+    expert_bytes,
+    plain_form,
+    producer_warps,
+    shared_bytes,
+    staged,
+    warpgroups_of,
+    widths,
+)
+from moegen.codegen.catalogs.sm90_time import CHAINED_US, gemm_us
+from moegen.codegen.cost import stream_bytes
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
-from moegen.core.abi import round_up
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import ActFormat, ActScale, Epilogue, OpKind, RouterWeight, ScaleLayout, Target, TokenDtype
-from moegen.core.errors import SpecError
+from moegen.core.enums import ActFormat, ActScale, Epilogue, OpKind, ScaleLayout, Target, TokenDtype
 from moegen.core.ops import OpSpec
 
 PACK = "sm90_m64k128"
@@ -28,30 +41,12 @@ ROWS_LAYOUT = "k64r8"
 ROW_TILE = 8
 """Rows of an expert are padded to wgmma's smallest token tile; wider tiles take several groups of 8."""
 
-UNIT_ROWS, UNIT_K = 64, 128
-UNIT_BYTES, HALF_UNIT_BYTES = 4608, 2560
-MAX_STAGES, ITEM_RING, RECORD_BYTES = 12, 16, 16
 RESERVED_BYTES = 1024
 """Shared memory that each resident block costs beside its own."""
 MAX_TOP_K = 32
 ROUTE_SHAPES = ((1024, 1), (1024, 8), (256, 1))
 """Threads and blocks of a routing cluster: many for many slots, few for few."""
 
-GEMMS = (OpKind.GEMM1, OpKind.GEMM2)
-LADDER = ScheduleFamily(
-    target=Target.SM_90A,
-    name="ladder",
-    kinds=GEMMS,
-    fields=(
-        ScheduleField(name="ladder", tag="w", doc="token-tile widths, rising: n8_16_64", type="str"),
-        ScheduleField(name="warpgroups", tag="g", doc="consumer warpgroups of the kernels up to 64 wide"),
-        ScheduleField(name="tiles", tag="m", doc="2: more m64 weight tiles a warpgroup in the kernels up to 88 wide"),
-        ScheduleField(name="blocks", tag="b", doc="blocks that share a multiprocessor in those kernels"),
-    ),
-)
-CLAIMS = ScheduleFamily(target=Target.SM_90A, name="claims", kinds=GEMMS, fields=LADDER.fields)
-"""The same ladders with a counter a kernel from which blocks claim their items, instead of a fixed share each: a block
-that starts late, behind a wider kernel of the ladder, then computes less."""
 ROUTE = ScheduleFamily(
     target=Target.SM_90A,
     name="block",
@@ -89,17 +84,6 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
     "tiles": (1, 2),
     "blocks": (1, 2, 4),
 }
-_WIDTH_LIMITS: Mapping[Epilogue | None, tuple[int, int]] = {
-    None: (64, 80),
-    Epilogue.COMPACT: (64, 80),
-    Epilogue.INTERLEAVED: (64, 64),
-    Epilogue.FUSED_FP4: (16, 16),
-}
-"""Widest tile of the plain form and of four warpgroups with setmaxnreg, by what the epilogue keeps alive."""
-STAGED_PLAIN_WIDTH = 32
-"""The plain form's limit where a producer decodes tokens: wider tiles need two warpgroups of producers."""
-NARROW_WIDTH, MANY_TILES_WIDTH, TWO_TILES_WIDTH = 32, 88, 152
-"""Widest tiles of four warpgroups with two m64 tiles each; of two with three or four; and of two with two."""
 GATHER_WIDTHS = 32
 """Rows that a gathering gemm1 multiplies by their router weight pass through registers: wider tiles would spill."""
 DECODE_WIDTHS = 128
@@ -114,94 +98,6 @@ LIBRARY: Mapping[OpKind, tuple[str, ...]] = {
     OpKind.GEMM2: ("epilogue.cuh",),
     OpKind.COMBINE: ("row_ops.cuh",),
 }
-
-# Rates of one H200 (benchmarks/hopper/NOTES.md); they rank candidates, no report shows them.
-READ_SHARE = 0.92
-"""Share of the read rate that the ring of bulk copies reaches on long runs."""
-ISSUE_NS = 2.55 / (4 * 32 * 1.7)
-"""Decoding one weight on one multiprocessor: 2.55 instructions over four schedulers of 32 lanes at 1.7 GHz."""
-WGMMA_CYCLES = {8: 13, 16: 13, 24: 13, 32: 16, 48: 24}
-"""Cycles of one m64k16 multiply by token width; half the width beyond 48."""
-GATHER_CYCLES = 7
-"""A warp's asynchronous copy of 128 bytes of a row in 4-byte words; 0.4 of it lengthens the multiplies beside it."""
-GATHER_SHARE = 0.4
-DECODE_SHARE = 0.35
-"""What of the decoding lengthens the multiplies beside it: both need issue slots and register ports."""
-FEED_BYTES = 30
-"""Bytes a cycle that one multiprocessor gets from L2 beside wide multiplies."""
-CLOCK_GHZ = 1.7
-CHAINED_US = 1.5
-"""One more launch of a chain."""
-TILE_US = 1.2
-"""Filling the ring, and the epilogue, of one tile that nothing hides."""
-
-
-def widths(schedule: Schedule) -> tuple[int, ...]:
-    """Token-tile widths of a ladder; raises SpecError unless the text is ``n`` and rising multiples of 8 up to 256."""
-    text = str(schedule["ladder"])
-    parts = text.removeprefix("n").split("_")
-    found = tuple(int(part) for part in parts) if text.startswith("n") and all(map(str.isdigit, parts)) else ()
-    known = range(8, 257, 8)
-    if not found or list(found) != sorted(set(found)) or any(width not in known for width in found):
-        raise SpecError(f"ladder {text!r}", "schedules.sm_90a.ladder", "write n and rising multiples of 8 up to 256")
-    return found
-
-
-def weighted_gather(op: OpSpec) -> bool:
-    """True when gemm1 gathers its rows and multiplies them by the router weight."""
-    return op.gather and op.numerics is not None and op.numerics.router_weight is RouterWeight.INPUT
-
-
-def staged(op: OpSpec) -> bool:
-    """True when token rows pass through a producer warpgroup's registers, instead of being copied."""
-    return op.w4a4 or weighted_gather(op)
-
-
-def producer_warps(op: OpSpec) -> int:
-    """Warps beside the consumers of a kernel in the plain form; one where rows come by bulk copies."""
-    return 4 if op.w4a4 or op.gather else 1
-
-
-def plain_form(op: OpSpec, schedule: Schedule, width: int) -> bool:
-    """True for a kernel that takes its warpgroups and blocks from the schedule, with registers as launched."""
-    limit = _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[0]
-    return width <= (min(limit, STAGED_PLAIN_WIDTH) if staged(op) else limit) and schedule.number("tiles") == 1
-
-
-def warpgroups_of(op: OpSpec, schedule: Schedule, width: int) -> tuple[int, int]:
-    """(consumer warpgroups, m64 tiles of each) of one kernel; mirrors ``GemmShape``."""
-    many = schedule.number("tiles") == 2
-    if plain_form(op, schedule, width):
-        return schedule.number("warpgroups"), 1
-    limit = _WIDTH_LIMITS.get(op.epilogue, _WIDTH_LIMITS[None])[1]
-    if width <= (min(limit, NARROW_WIDTH) if many else limit) and not staged(op):
-        return 4, 2 if width <= NARROW_WIDTH else 1
-    if many and width <= MANY_TILES_WIDTH:
-        return 2, 4 if width <= 64 else 3
-    return 2, 2 if width <= TWO_TILES_WIDTH else 1
-
-
-def weight_tiles(op: OpSpec) -> int:
-    """m64 tiles of one expert's weights: whole 64-channel chunks of each half."""
-    half = op.intermediate if op.kind is OpKind.GEMM1 else op.hidden
-    halves = 2 if op.kind is OpKind.GEMM1 and op.gated else 1
-    return halves * -(-half // UNIT_ROWS)
-
-
-def expert_bytes(op: OpSpec) -> int:
-    """Packed bytes of one expert."""
-    full, tail = divmod(op.k, UNIT_K)
-    units = full + (tail > UNIT_K // 2)
-    return weight_tiles(op) * (units * UNIT_BYTES + (HALF_UNIT_BYTES if 0 < tail <= UNIT_K // 2 else 0))
-
-
-def shared_bytes(op: OpSpec, schedule: Schedule, width: int) -> tuple[int, int]:
-    """(bytes of one stage, bytes beside the stages) of one kernel's shared memory; mirrors ``Plan``."""
-    groups, tiles = warpgroups_of(op, schedule, width)
-    stage = round_up(width * UNIT_K * 2 + groups * tiles * UNIT_BYTES, 1024)
-    halves = 2 if op.gated else 1
-    epilogue = width * groups * tiles // halves * 48 if op.epilogue is Epilogue.FUSED_FP4 else 0
-    return stage, 16 * MAX_STAGES + (ITEM_RING + op.experts + 1) * RECORD_BYTES + epilogue
 
 
 def serves_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
@@ -404,32 +300,6 @@ class Sm90Catalog:
     def options(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
         """Nothing beyond the toolchain's own list."""
         return ()
-
-
-def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
-    """Modelled time of a ladder under even rows per hit expert."""
-    ladder = widths(schedule)
-    hit = max(load.hit_experts, 1e-9)
-    rows = load.rows / hit
-    tiles_each = max(1, -(-int(rows + 0.999) // ladder[-1]))
-    width = next((width for width in ladder if width * tiles_each >= rows), ladder[-1])
-    groups, tiles = warpgroups_of(op, schedule, width)
-    weights = load.hit_experts * tiles_each * op.n * op.k
-    cycles = WGMMA_CYCLES.get(width, width // 2)
-    multiply_us = 1e-3 * weights / 1024 * cycles / CLOCK_GHZ / device.cores
-    decode_us = 1e-3 * weights * ISSUE_NS / device.cores
-    read_us = 1e6 * gemm_bytes(op, load) / (READ_SHARE * device.read_bytes_s)
-    row_tiles = -(-weight_tiles(op) // (groups * tiles))
-    items = load.hit_experts * tiles_each * row_tiles
-    waves = -(-items // device.cores) * device.cores / max(items, 1e-9)
-    fed = items * op.k / UNIT_K * (width * UNIT_K * 2 + groups * tiles * UNIT_BYTES)
-    feed_us = 1e-3 * fed / FEED_BYTES / CLOCK_GHZ / device.cores
-    quantised = 1.0 + 0.15 * op.w4a4
-    copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0
-    gather_us = GATHER_SHARE * 1e-3 * copies * GATHER_CYCLES / CLOCK_GHZ / device.cores
-    compute_us = multiply_us * quantised + DECODE_SHARE * decode_us + gather_us
-    work_us = max(read_us, feed_us, compute_us, decode_us) * min(waves, 2.0)
-    return work_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
 
 
 CATALOG = Sm90Catalog()

@@ -10,18 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moegen.codegen.catalog import LEGAL, Choice, Predicate, Scratch, Verdict, illegal, judge
-from moegen.codegen.catalogs.sm90 import (
-    MAX_TOP_K,
-    PACK,
-    READ_SHARE,
-    ROW_TILE,
-    ROWS_LAYOUT,
-    UNIT_BYTES,
-    UNIT_K,
-    Sm90Catalog,
-    packs_of,
-    weight_tiles,
-)
+from moegen.codegen.catalogs.sm90 import MAX_TOP_K, PACK, ROW_TILE, ROWS_LAYOUT, Sm90Catalog, packs_of
+from moegen.codegen.catalogs.sm90_forms import UNIT_BYTES, UNIT_K, weight_tiles
+from moegen.codegen.catalogs.sm90_time import READ_SHARE
 from moegen.codegen.cost import weight_bytes
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand

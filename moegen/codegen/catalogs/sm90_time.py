@@ -1,0 +1,54 @@
+"""Modelled time of an sm_90a gemm ladder: reading, feeding, decoding and multiplying, whichever is longest."""
+
+from moegen.codegen.catalogs.sm90_forms import UNIT_BYTES, UNIT_K, UNIT_ROWS, warpgroups_of, weight_tiles, widths
+from moegen.codegen.cost import gemm_bytes
+from moegen.codegen.load import Load
+from moegen.codegen.schedule import Schedule
+from moegen.core.devices import DeviceFacts
+from moegen.core.ops import OpSpec
+
+# Rates of one H200 (benchmarks/hopper/NOTES.md); they rank candidates, no report shows them.
+READ_SHARE = 0.92
+"""Share of the read rate that the ring of bulk copies reaches on long runs."""
+ISSUE_NS = 2.55 / (4 * 32 * 1.7)
+"""Decoding one weight on one multiprocessor: 2.55 instructions over four schedulers of 32 lanes at 1.7 GHz."""
+WGMMA_CYCLES = {8: 13, 16: 13, 24: 13, 32: 16, 48: 24}
+"""Cycles of one m64k16 multiply by token width; half the width beyond 48."""
+GATHER_CYCLES = 7
+"""A warp's asynchronous copy of 128 bytes of a row in 4-byte words; 0.4 of it lengthens the multiplies beside it."""
+GATHER_SHARE = 0.4
+DECODE_SHARE = 0.35
+"""What of the decoding lengthens the multiplies beside it: both need issue slots and register ports."""
+FEED_BYTES = 30
+"""Bytes a cycle that one multiprocessor gets from L2 beside wide multiplies."""
+CLOCK_GHZ = 1.7
+CHAINED_US = 1.5
+"""One more launch of a chain."""
+TILE_US = 1.2
+"""Filling the ring, and the epilogue, of one tile that nothing hides."""
+
+
+def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
+    """Modelled time of a ladder under even rows per hit expert."""
+    ladder = widths(schedule)
+    hit = max(load.hit_experts, 1e-9)
+    rows = load.rows / hit
+    tiles_each = max(1, -(-int(rows + 0.999) // ladder[-1]))
+    width = next((width for width in ladder if width * tiles_each >= rows), ladder[-1])
+    groups, tiles = warpgroups_of(op, schedule, width)
+    weights = load.hit_experts * tiles_each * op.n * op.k
+    cycles = WGMMA_CYCLES.get(width, width // 2)
+    multiply_us = 1e-3 * weights / 1024 * cycles / CLOCK_GHZ / device.cores
+    decode_us = 1e-3 * weights * ISSUE_NS / device.cores
+    read_us = 1e6 * gemm_bytes(op, load) / (READ_SHARE * device.read_bytes_s)
+    row_tiles = -(-weight_tiles(op) // (groups * tiles))
+    items = load.hit_experts * tiles_each * row_tiles
+    waves = -(-items // device.cores) * device.cores / max(items, 1e-9)
+    fed = items * op.k / UNIT_K * (width * UNIT_K * 2 + groups * tiles * UNIT_BYTES)
+    feed_us = 1e-3 * fed / FEED_BYTES / CLOCK_GHZ / device.cores
+    quantised = 1.0 + 0.15 * op.w4a4
+    copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0
+    gather_us = GATHER_SHARE * 1e-3 * copies * GATHER_CYCLES / CLOCK_GHZ / device.cores
+    compute_us = multiply_us * quantised + DECODE_SHARE * decode_us + gather_us
+    work_us = max(read_us, feed_us, compute_us, decode_us) * min(waves, 2.0)
+    return work_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
