@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.blackwell.machine_code import BLOCK_SCALED_MMA, OTHER_MMA, TO_E2M1, disassemble, resources
-from moegen.build.builder import BuildReport, Progress, build
+from moegen.build.builder import HIT, BuildReport, Progress, VariantReport, artifact_key, build
 from moegen.build.toolchain import CUBIN, OBJECT
 from moegen.build.toolchains import toolchains_for
 from moegen.cli.console import progress
@@ -32,7 +32,7 @@ from moegen.codegen.render import render
 from moegen.codegen.variant import Variant
 from moegen.core.enums import Epilogue, OpKind, Target
 from moegen.core.ops import OpSpec
-from moegen.core.package import Package, TargetPackage, write_manifest
+from moegen.core.package import Package, TargetPackage, read_manifest, write_manifest
 from moegen.core.paths import data_root
 from moegen.core.settings import read_settings
 from moegen.spec.load import load_spec
@@ -96,6 +96,20 @@ def compile_all(folder: Path, target: Target, count: int, jobs: int, store: Arti
             lane.advance(done.result)
 
         return build(folder, [target], jobs=jobs, progress=step, store=store)
+
+
+def stored(folder: Path, target: Target, store: ArtifactStore) -> BuildReport:
+    """What the store holds of the package already, as a report."""
+    package = read_manifest(folder)
+    compilers = toolchains_for(target)
+    identities = {suffix: compiler.identity() for suffix, compiler in compilers.items()}
+    report = BuildReport(package=package.digest)
+    for source in package.targets[target].sources:
+        suffix = Path(source.path).suffix
+        key = artifact_key(source, compilers[suffix], identities[suffix]).digest
+        if store.lookup(key) is not None:
+            report.variants.append(VariantReport(target=target, variant=source.variant, result=HIT, key=key))
+    return report
 
 
 def form_of(variant: Variant) -> str:
@@ -204,7 +218,7 @@ def write(path: Path, runs: dict[str, Any]) -> None:
     path.with_name("CATALOG.md").write_text(table(runs))
 
 
-def run(target: Target, legal: bool, every: int, jobs: int) -> dict[str, Any]:
+def run(target: Target, legal: bool, every: int, jobs: int, compiles: bool) -> dict[str, Any]:
     """Compiles and inspects one scope of one target."""
     found = needed(target, legal)
     chosen = dict(sorted(found.items())[::every])
@@ -212,7 +226,7 @@ def run(target: Target, legal: bool, every: int, jobs: int) -> dict[str, Any]:
     folder = WORK / f"{target.value}{'-legal' if legal else ''}"
     write_package([item.variant for item in chosen.values()], target, folder)
     store = ArtifactStore.from_settings(read_settings())
-    report = compile_all(folder, target, len(chosen), jobs, store)
+    report = compile_all(folder, target, len(chosen), jobs, store) if compiles else stored(folder, target, store)
     rows = inspect_all(chosen, report, store)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     compilers = toolchains_for(target).values()
@@ -241,8 +255,9 @@ def main() -> None:
     parser.add_argument("--legal", action="store_true", help="every legal schedule, not only those that are generated")
     parser.add_argument("--every", type=int, default=1, help="compile one in so many variants")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--no-compile", action="store_true", help="look at what an earlier run left, perhaps not all")
     wanted = parser.parse_args()
-    made = run(wanted.target, wanted.legal, wanted.every, wanted.jobs)
+    made = run(wanted.target, wanted.legal, wanted.every, wanted.jobs, not wanted.no_compile)
     runs: dict[str, Any] = json.loads(wanted.file.read_text()) if wanted.file.exists() else {}
     scope = "all legal schedules" if wanted.legal else "generated"
     runs[f"{wanted.target.value}, {scope}"] = made

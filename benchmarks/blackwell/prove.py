@@ -171,8 +171,9 @@ def prove_all(path: Path, only: str, jobs: int) -> list[dict[str, Any]]:
     """Proves what the file does not hold, and writes the file after each task; returns what was asked for."""
     wanted = list(tasks(only))
     facts = json.loads((WORK / "compiled.json").read_text())
-    old = json.loads(path.read_text())["cases"] if path.exists() else []
-    kept = {(row["group"], row["case"]): row for row in old if row.get("kernels") and row["equal"]}
+    read = json.loads(path.read_text())["cases"] if path.exists() else []
+    old = [row for row in read if row.get("kernels")]
+    kept = {(row["group"], row["case"]): row for row in old if row["equal"]}
     others = [row for row in old if not row["group"].startswith(only)]
     cases: dict[int, list[dict[str, Any]]] = {}
     for number, task in enumerate(wanted):
