@@ -85,7 +85,7 @@ BLOCK_UP_TO = 32
 
 def route_of(slots: int) -> tuple[int, int]:
     """Threads and blocks of the routing cluster."""
-    return (256, 1) if slots <= 256 else (1024, 1) if slots < 2048 else (1024, 8)
+    return (256, 1) if slots <= 1024 else (256, 8) if slots <= 8192 else (512, 8) if slots <= 32768 else (1024, 8)
 
 
 def configs(shape: str, tokens: int, *, fast: bool = False) -> list[Config]:

@@ -24,7 +24,7 @@ from moegen.codegen.catalogs.sm90_forms import (
     warpgroups_of,
     widths,
 )
-from moegen.codegen.catalogs.sm90_time import CHAINED_US, gemm_us
+from moegen.codegen.catalogs.sm90_time import CHAINED_US, gemm_us, route_us
 from moegen.codegen.cost import stream_bytes
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
@@ -44,7 +44,7 @@ ROW_TILE = 8
 RESERVED_BYTES = 1024
 """Shared memory that each resident block costs beside its own."""
 MAX_TOP_K = 32
-ROUTE_SHAPES = ((1024, 1), (1024, 8), (256, 1))
+ROUTE_SHAPES = ((256, 1), (256, 8), (512, 8), (1024, 1), (1024, 8))
 """Threads and blocks of a routing cluster: many for many slots, few for few."""
 
 ROUTE = ScheduleFamily(
@@ -269,8 +269,7 @@ class Sm90Catalog:
             return gemm_us(op, schedule, device, load)
         passes = 2.0 if op.act_scale is ActScale.DYNAMIC_TENSOR else 1.0
         if op.kind is OpKind.ROUTE:
-            warps = schedule.number("threads") // 32 * schedule.number("blocks")
-            return CHAINED_US + 0.5 * schedule.number("blocks") + 0.02 * min(warps, 32) + 0.06 * load.rows / warps
+            return route_us(schedule, load)
         return CHAINED_US + 1e6 * passes * stream_bytes(op, load) / (0.8 * device.read_bytes_s)
 
     def template(self, op: OpSpec, schedule: Schedule) -> str:

@@ -1,4 +1,4 @@
-"""Modelled time of an sm_90a gemm ladder: reading, feeding, decoding and multiplying, whichever is longest."""
+"""Modelled time of an sm_90a gemm ladder (reading, feeding, decoding, multiplying) and of routing."""
 
 from moegen.codegen.catalogs.sm90_forms import UNIT_BYTES, UNIT_K, UNIT_ROWS, warpgroups_of, weight_tiles, widths
 from moegen.codegen.cost import gemm_bytes
@@ -24,6 +24,8 @@ FEED_BYTES = 30
 CLOCK_GHZ = 1.7
 CHAINED_US = 1.5
 """One more launch of a chain."""
+ROUTE_US = 3.2
+"""Routing a handful of slots."""
 TILE_US = 1.2
 """Filling the ring, and the epilogue, of one tile that nothing hides."""
 
@@ -52,3 +54,9 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     compute_us = multiply_us * quantised + DECODE_SHARE * decode_us + gather_us
     work_us = max(read_us, feed_us, compute_us, decode_us) * min(waves, 2.0)
     return work_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
+
+
+def route_us(schedule: Schedule, load: Load) -> float:
+    """Modelled time of routing: more threads take longer to sum, a block's slots pass through its votes."""
+    threads, blocks = schedule.number("threads"), schedule.number("blocks")
+    return ROUTE_US + 1.6e-3 * threads + 0.4 * (blocks > 1) + 1.2e-3 * load.rows / blocks
