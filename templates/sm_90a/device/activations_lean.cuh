@@ -6,8 +6,8 @@
 //   the sum is a quarter of 1 + exp(t) by one fma: a scaling by powers of two, exact as long as it is below 2^126,
 //   which is where 1 + exp(t) overflows and the quotient is 0: there rcp.ftz returns 0;
 //   the quotient needs no check: the divisor is normal, remainders are exact, and two corrections with a refined
-//   reciprocal round correctly (nvcc's own sequence); a remainder of zero is rounded down to -0, which leaves -0 / d -0;
-//   where 1 + exp(t) is 1, x itself is the result, infinite or not.
+//   reciprocal round correctly (nvcc's own sequence); a remainder of zero is rounded down to -0, which leaves -0 / d
+//   -0; where 1 + exp(t) is 1, x itself is the result, infinite or not.
 #pragma once
 
 #include "activations.cuh"

@@ -101,6 +101,17 @@ struct Activated {
   __device__ float second(float acc) const { return A::activation().value(biased(acc, up_alpha, up_bias)); }
 };
 
+// Slot of a row: read past L1, since routing may end while a gemm runs; a kernel that routes by itself (A::kRoutes)
+// keeps the map in shared memory.
+template <class A>
+__device__ __forceinline__ int routed_slot(const int32_t* row_slot) {
+  if constexpr (requires { A::kRoutes; }) {
+    return *row_slot;
+  } else {
+    return __ldcg(row_slot);
+  }
+}
+
 // Router weights of tokens 2q and 2q+1, or 1 where they are applied elsewhere; 0 for padding rows.
 template <class A>
 struct TokenFactor {
@@ -112,7 +123,7 @@ struct TokenFactor {
       real[b] = token + b < item.rows;
       value[b] = 1.0f;
       if constexpr (A::kWeighted) {
-        if (real[b]) value[b] = p.topk_weights[__ldcg(p.row_slot + item.row + token + b)];
+        if (real[b]) value[b] = p.topk_weights[routed_slot<A>(p.row_slot + item.row + token + b)];
       }
     }
   }
@@ -175,35 +186,41 @@ struct CompactRows {
         activated.prepare_gated(p, item.expert, channel);
         const bool inside = channel < A::kIntermediate;
         uint8_t* first = place(p, item, chunk, piece, lane);
-        each_group<C>(item.rows, [&](int i) {
-          const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
-          float z[2];
+        each_group<C>(
+            item.rows,
+            [&](int i) {
+              const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
+              float z[2];
 #pragma unroll
-          for (int b = 0; b < 2; b++) {
-            const float product = activated.gated(activated.gate(acc[m][4 * i + b]), acc[m][4 * i + 2 + b]);
-            z[b] = inside ? factor.apply(product, b) : 0.0f;
-          }
-          return transpose_8x8(pack_bf16(z[0], z[1]));
-        }, [&](int i, uint32_t pair) { store_pair(first, i, chunk, pair); });
+              for (int b = 0; b < 2; b++) {
+                const float product = activated.gated(activated.gate(acc[m][4 * i + b]), acc[m][4 * i + 2 + b]);
+                z[b] = inside ? factor.apply(product, b) : 0.0f;
+              }
+              return transpose_8x8(pack_bf16(z[0], z[1]));
+            },
+            [&](int i, uint32_t pair) { store_pair(first, i, chunk, pair); });
       } else {
         const int piece = 2 * lane.warp;
         const int low = piece_channel(tile, piece, lane.g), high = piece_channel(tile, piece + 1, lane.g);
         activated.prepare_plain(p, item.expert, low, high);
         uint8_t* first = place(p, item, tile, piece, lane);
         uint8_t* second = place(p, item, tile, piece + 1, lane);
-        each_group<C>(item.rows, [&](int i) {
-          const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
-          float z[2], y[2];
+        each_group<C>(
+            item.rows,
+            [&](int i) {
+              const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
+              float z[2], y[2];
 #pragma unroll
-          for (int b = 0; b < 2; b++) {
-            z[b] = low < A::kIntermediate ? factor.apply(activated.first(acc[m][4 * i + b]), b) : 0.0f;
-            y[b] = high < A::kIntermediate ? factor.apply(activated.second(acc[m][4 * i + 2 + b]), b) : 0.0f;
-          }
-          return make_uint2(transpose_8x8(pack_bf16(z[0], z[1])), transpose_8x8(pack_bf16(y[0], y[1])));
-        }, [&](int i, uint2 pairs) {
-          store_pair(first, i, tile, pairs.x);
-          store_pair(second, i, tile, pairs.y);
-        });
+              for (int b = 0; b < 2; b++) {
+                z[b] = low < A::kIntermediate ? factor.apply(activated.first(acc[m][4 * i + b]), b) : 0.0f;
+                y[b] = high < A::kIntermediate ? factor.apply(activated.second(acc[m][4 * i + 2 + b]), b) : 0.0f;
+              }
+              return make_uint2(transpose_8x8(pack_bf16(z[0], z[1])), transpose_8x8(pack_bf16(y[0], y[1])));
+            },
+            [&](int i, uint2 pairs) {
+              store_pair(first, i, tile, pairs.x);
+              store_pair(second, i, tile, pairs.y);
+            });
       }
     }
   }
@@ -291,15 +308,18 @@ struct OutputRows {
       projected.template prepare<C>(p, item.expert, tile, lane);
       const int stored = tile * 64 + lane.warp * 16 + lane.q * 4;
       __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) + int64_t(item.row + lane.g) * O::kHidden + stored;
-      each_group<C>(item.rows, [&](int i) {
-        const float* v = acc[m] + 4 * i;
-        return make_uint2(transpose_8x8(pack_bf16(projected.value(v[0], 0), projected.value(v[1], 0))),
-                          transpose_8x8(pack_bf16(projected.value(v[2], 1), projected.value(v[3], 1))));
-      }, [&](int i, uint2 pairs) {
-        if (i * kGroupRows + lane.g < item.rows && stored < O::kHidden) {
-          *reinterpret_cast<uint2*>(out + i * (kGroupRows * O::kHidden)) = pairs;
-        }
-      });
+      each_group<C>(
+          item.rows,
+          [&](int i) {
+            const float* v = acc[m] + 4 * i;
+            return make_uint2(transpose_8x8(pack_bf16(projected.value(v[0], 0), projected.value(v[1], 0))),
+                              transpose_8x8(pack_bf16(projected.value(v[2], 1), projected.value(v[3], 1))));
+          },
+          [&](int i, uint2 pairs) {
+            if (i * kGroupRows + lane.g < item.rows && stored < O::kHidden) {
+              *reinterpret_cast<uint2*>(out + i * (kGroupRows * O::kHidden)) = pairs;
+            }
+          });
     }
   }
 };

@@ -1,8 +1,8 @@
 // Rows of x gathered into gemm1's ring: what a gather op would write to memory goes straight to shared memory.
 //
 // A warp copies 128 bytes of one row, a chunk of 64 elements, with one instruction: lane l brings elements 2l and 2l+1,
-// block q = l / 8's pair of piece l % 8, to its place in the private order (rows.cuh). Reads are whole lines, and the 32
-// words of a row cover the 32 banks. Warp w of the four serves rows 2w and 2w + 1 of every group of 8; lane g holds
+// block q = l / 8's pair of piece l % 8, to its place in the private order (rows.cuh). Reads are whole lines, and the
+// 32 words of a row cover the 32 banks. Warp w of the four serves rows 2w and 2w + 1 of every group of 8; lane g holds
 // the tokens of group g.
 #pragma once
 

@@ -39,11 +39,12 @@ enum class EpilogueKind { kRows, kInterleaved, kFused };
 // Warpgroups, m64 tiles of each and register budgets for a token-tile width.
 //
 // Accumulators (width / 2 a tile), an operand buffer a tile (16, at least two), about 25 others and what the epilogue
-// needs must fit: four warpgroups hold one tile up to width 64 as launched and up to 80 after setmaxnreg, two warpgroups
-// the rest. More weight rows a block mean fewer token bytes for each product, which is what bounds wide tiles: so two
-// warpgroups take two tiles each up to width 152, and with kAskedTiles == 2 four up to 64 and three up to 88.
-// `kStaged` producers decode token rows: one warpgroup of them, two beside wide tiles. `kGathered`: one warpgroup copies
-// rows. kAskedBlocks: plain kernels may share a multiprocessor, for more and smaller tiles when there are few.
+// needs must fit: four warpgroups hold one tile up to width 64 as launched and up to 80 after setmaxnreg, two
+// warpgroups the rest. More weight rows a block mean fewer token bytes for each product, which is what bounds wide
+// tiles: so two warpgroups take two tiles each up to width 152, and with kAskedTiles == 2 four up to 64 and three up
+// to 88. `kStaged` producers decode token rows: one warpgroup of them, two beside wide tiles. `kGathered`: one
+// warpgroup copies rows. kAskedBlocks: plain kernels may share a multiprocessor, for more and smaller tiles when there
+// are few.
 template <int kWidth, int kAskedGroups, int kAskedTiles, int kAskedBlocks, bool kStaged, EpilogueKind kEpilogue,
           bool kGathered = false>
 struct GemmShape {
@@ -56,17 +57,18 @@ struct GemmShape {
   static constexpr bool kFour = !kPlain && !kStaged && kWidth <= kFourWidth;
   static constexpr int kGroups = kPlain ? kAskedGroups : kFour ? 4 : 2;
   static constexpr int kMostTiles = kAskedTiles == 1 ? 2 : kWidth <= 64 ? 4 : 3;
-  static constexpr int kTiles = kPlain           ? 1
-                                : kFour          ? (kWidth <= 32 ? 2 : 1)
-                                : kWidth <= 88   ? kMostTiles
-                                : kWidth <= 152  ? 2
-                                                 : 1;
+  static constexpr int kTiles = kPlain          ? 1
+                                : kFour         ? (kWidth <= 32 ? 2 : 1)
+                                : kWidth <= 88  ? kMostTiles
+                                : kWidth <= 152 ? 2
+                                                : 1;
   static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 200 : kTiles == 4 ? 232 : 224;
   static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 64 : kTiles == 4 ? 40 : 56;
   static constexpr int kBlocks = kPlain ? kAskedBlocks : 1;
   static constexpr int kProducerThreads = kStaged && !kPlain ? 256 : kStaged || kGathered || !kPlain ? 128 : 32;
-  static constexpr int kArrivals =
-      kStaged ? 1 + kProducerThreads / 32 : kGathered ? 1 + kProducerThreads : 1;  // on a stage's full barrier
+  static constexpr int kArrivals = kStaged     ? 1 + kProducerThreads / 32
+                                   : kGathered ? 1 + kProducerThreads
+                                               : 1;  // on a stage's full barrier
 };
 
 // What C names, beside GemmShape's numbers:

@@ -65,11 +65,12 @@ __device__ __forceinline__ void each_batch(const Id* __restrict__ ids, int64_t f
   }
 }
 
-// Turns each warp's count of an expert into the rows of that expert in earlier warps of the block; `block_rows` gets the
-// block's sums. `parts` has room for route_parts counts an expert.
+// Turns each warp's count of an expert into the rows of that expert in earlier warps of the block; `block_rows` gets
+// the block's sums. `parts` has room for route_parts counts an expert.
 template <int kExperts, int kThreads>
 __device__ __forceinline__ void scan_warps(int32_t* counts, int32_t* parts, int32_t* block_rows) {
-  constexpr int kWarps = kThreads / 32, kParts = route_parts(kExperts, kThreads), kEach = (kWarps + kParts - 1) / kParts;
+  constexpr int kWarps = kThreads / 32, kParts = route_parts(kExperts, kThreads),
+                kEach = (kWarps + kParts - 1) / kParts;
   for (int i = threadIdx.x; i < kExperts * kParts; i += kThreads) {
     int sum = 0;
 #pragma unroll
@@ -106,8 +107,8 @@ __device__ __forceinline__ void scan_warps(int32_t* counts, int32_t* parts, int3
 }
 
 // kThreads threads a block, kBlocks blocks in one cluster; shared memory (int32): [kThreads / 32][kExperts] counts,
-// [route_parts][kExperts] parts of sums, then kExperts rows of this block, kExperts first rows, kExperts + 1 offsets, 34
-// sums.
+// [route_parts][kExperts] parts of sums, then kExperts rows of this block, kExperts first rows, kExperts + 1 offsets,
+// 34 sums.
 template <int kExperts, int kRowTile, int kThreads, int kBlocks, class Id>
 __device__ void route(const Id* __restrict__ ids, int64_t first_expert, int64_t slots, int64_t rows_capacity,
                       const RouteOutputs& out) {

@@ -206,8 +206,7 @@ struct StagedTokens {
     Order<false> order;
     WorkItem item;
     int unit = 0, count = 0;
-    __device__ Walk(uint32_t list, int active, int tiles)
-        : cursor(list, active, tiles), item(cursor.at(order.index)) {}
+    __device__ Walk(uint32_t list, int active, int tiles) : cursor(list, active, tiles), item(cursor.at(order.index)) {}
     __device__ bool done() const { return item.expert < 0; }
     __device__ void advance() {
       if (++unit < Plan<C>::kUnits) return;
