@@ -17,6 +17,8 @@ WGMMA_CYCLES = {8: 13, 16: 13, 24: 13, 32: 16, 48: 24}
 GATHER_CYCLES = 7
 """A warp's asynchronous copy of 128 bytes of a row in 4-byte words; 0.4 of it lengthens the multiplies beside it."""
 GATHER_SHARE = 0.4
+UNROUTED_US = 3.0
+"""Weights that no gather op gives time to fetch: a gemm1 that follows routing at once knows no item until it ends."""
 DECODE_SHARE = 0.35
 """What of the decoding lengthens the multiplies beside it: both need issue slots and register ports."""
 FEED_BYTES = 30
@@ -50,10 +52,11 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     feed_us = 1e-3 * fed / FEED_BYTES / CLOCK_GHZ / device.cores
     quantised = 1.0 + 0.15 * op.w4a4
     copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0
+    unrouted_us = UNROUTED_US if op.gather and not op.w4a4 else 0.0
     gather_us = GATHER_SHARE * 1e-3 * copies * GATHER_CYCLES / CLOCK_GHZ / device.cores
     compute_us = multiply_us * quantised + DECODE_SHARE * decode_us + gather_us
     work_us = max(read_us, feed_us, compute_us, decode_us) * min(waves, 2.0)
-    return work_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
+    return work_us + unrouted_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
 
 
 def route_us(schedule: Schedule, load: Load) -> float:
