@@ -59,9 +59,10 @@ def rank(candidates: Sequence[Candidate]) -> list[Candidate]:
 def default_of(ranked: Sequence[Candidate], declared: Numerics) -> Candidate:
     """The best candidate whose numerics are exactly the spec's; the best of all when no mode does that rounding.
 
-    Candidates that cannot serve every batch have an infinite mean and come last in ``ranked``.
+    One kernel for a whole layer serves few tokens: it is no default.
     """
-    return next((candidate for candidate in ranked if candidate.numerics == declared), ranked[0])
+    chains = [candidate for candidate in ranked if not candidate.shape.block]
+    return next((candidate for candidate in chains if candidate.numerics == declared), chains[0])
 
 
 def prune(

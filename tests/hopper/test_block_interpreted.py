@@ -12,7 +12,8 @@ from torch import Tensor
 from moegen.codegen.catalogs.sm90_block import CATALOG
 from moegen.codegen.render import render
 from moegen.codegen.variant import Variant
-from moegen.core.enums import Target
+from moegen.core.enums import RouterWeight, Target
+from moegen.core.ops import Numerics
 from moegen.ptx import Check, Options, Policy, Severity
 from moegen.ptx.runner import InterpreterRunner
 
@@ -55,8 +56,13 @@ def test_a_layer_is_the_reference_layer(workshop: Workshop, routing: str) -> Non
     interpret(workshop, block_variant(case, warpgroups=2), case, given_buffers(case))
 
 
-@pytest.mark.parametrize(("width", "warpgroups", "tiles"), [(16, 3, 2), (8, 4, 1)])
-def test_ragged_sizes_and_every_kind_of_tile(workshop: Workshop, width: int, warpgroups: int, tiles: int) -> None:
-    case = HopperCase(**{**RAGGED, "tokens": 11}, routing="hot", bias=True)
+@pytest.mark.parametrize(
+    ("width", "warpgroups", "tiles", "place"),
+    [(16, 3, 2, RouterWeight.INPUT), (8, 4, 1, RouterWeight.PRE_QUANT)],
+)
+def test_ragged_sizes_and_every_kind_of_tile(
+    workshop: Workshop, width: int, warpgroups: int, tiles: int, place: RouterWeight
+) -> None:
+    case = HopperCase(**{**RAGGED, "tokens": 11}, routing="hot", bias=True, numerics=Numerics(router_weight=place))
     variant = block_variant(case, width=width, warpgroups=warpgroups, tiles=tiles)
     interpret(workshop, variant, case, given_buffers(case))

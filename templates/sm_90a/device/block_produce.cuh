@@ -155,7 +155,11 @@ __device__ __forceinline__ void gather_item(const BlockArguments& p, const Block
         }
       }
     }
-    barrier_arrive_after_copies(shared.full(stage.slot));
+    if constexpr (kWeighted) {
+      barrier_arrive(shared.full(stage.slot));
+    } else {
+      barrier_arrive_after_copies(shared.full(stage.slot));
+    }
   }
 }
 
