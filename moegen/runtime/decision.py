@@ -1,7 +1,8 @@
 """Which pipeline serves T tokens: a pure function of a frozen table, the manifest and what is built.
 
 Nothing here compiles, measures, touches a device or waits for one. The order of sources: exact point, interpolation
-between points, clamp at the ends, the same from a table of a sister device, time model, reference.
+between points, the same from a table of a sister device, clamp at the nearest end while the time model does not hold
+another pipeline much faster there, time model, reference.
 """
 
 import logging
@@ -18,6 +19,8 @@ from moegen.store.tables import Fit, Match, Point, Table
 
 _log = logging.getLogger("moegen.runtime")
 UNIFORM = "uniform"
+_TRUSTED_CLAMP = 1.1
+"""Outside the tuned points the nearest winner serves unless the time model holds another this much faster."""
 _NOTHING_KNOWN = "no usable trials and no time model: the package's default"
 
 
@@ -167,11 +170,25 @@ class Decider:
     def _resolve(self, tokens: int) -> Decision:
         if self.pinned:
             return self._reference(tokens, Source.PINNED, "the caller named this pipeline")
+        beyond: list[tuple[float, Decision]] = []
         for trials in self._trials:
-            decision = self._from_table(tokens, trials)
-            if decision is not None:
+            decision, place = self._from_table(tokens, trials), bracket(tokens, trials.rising)
+            if decision is not None and not place.outside:
                 return decision
-        return self._from_model(tokens) or self._reference(tokens, Source.REFERENCE, _NOTHING_KNOWN)
+            if decision is not None:
+                beyond.append((abs(math.log(tokens / place.low)), decision))
+        nearest = min(beyond, key=lambda item: item[0])[1] if beyond else None
+        if nearest is not None and self._is_near_the_model(nearest):
+            return nearest
+        return self._from_model(tokens) or nearest or self._reference(tokens, Source.REFERENCE, _NOTHING_KNOWN)
+
+    def _is_near_the_model(self, clamped: Decision) -> bool:
+        """False when the time model holds another pipeline much faster at a token count that nobody measured."""
+        modelled = self._from_model(clamped.tokens)
+        time_us = model_time_us(self.pipelines[clamped.pipeline], clamped.tokens)
+        if modelled is None or modelled.predicted_us is None or time_us is None:
+            return True
+        return time_us <= _TRUSTED_CLAMP * modelled.predicted_us
 
     def _from_table(self, tokens: int, trials: "_Trials") -> Decision | None:
         place = bracket(tokens, trials.rising)
@@ -249,7 +266,7 @@ class Decider:
             pipeline=rivals[0][0],
             source=Source.MODEL,
             predicted_us=rivals[0][1],
-            reason=f"no usable trials: least modelled time of {len(times)} built pipelines",
+            reason=f"no usable trials there: least modelled time of {len(times)} built pipelines",
             rivals=rivals,
         )
 

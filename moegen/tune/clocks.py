@@ -1,5 +1,6 @@
 """Clocks: how many microseconds one call takes, by wall clock, by CUDA events, or by events round a graph replay."""
 
+import math
 import time
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +12,7 @@ import torch
 from moegen.tune.policy import Cache, Timer
 
 Call = Callable[[], None]
+_CLOCK_EVERY_S = 0.05
 _FLUSH_FACTOR = 3
 """A buffer of this many times the last-level cache leaves nothing else in it, whatever the replacement policy."""
 
@@ -118,16 +120,16 @@ def make_flush(cache: Cache, l2_bytes: int, device: torch.device) -> Call:
 
 
 def clock_mhz(device: torch.device) -> float | None:
-    """The GPU's SM clock now; None on a CPU, or where the driver's library for it is not installed."""
+    """The GPU's SM clock, a few rounds old at most; None on a CPU, or without the driver's library for it."""
     if device.type != "cuda":
         return None
-    read = _clock_reader(device)
-    return None if read is None else read()
+    gauge = _gauge(device)
+    return None if gauge is None else gauge()
 
 
 @cache
-def _clock_reader(device: torch.device) -> Callable[[], float] | None:
-    """Opens the driver's library once: doing so takes longer than most calls that are timed."""
+def _gauge(device: torch.device) -> Callable[[], float] | None:
+    """Reads the clock at most every :data:`_CLOCK_EVERY_S`: asking the driver takes longer than most timed calls."""
     try:
         nvml: Any = import_module("pynvml")
     except ModuleNotFoundError:
@@ -137,4 +139,13 @@ def _clock_reader(device: torch.device) -> Callable[[], float] | None:
         handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except nvml.NVMLError:
         return None
-    return lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    last: tuple[float, float] = (-math.inf, 0.0)
+
+    def read() -> float:
+        nonlocal last
+        now = time.monotonic()
+        if now - last[0] > _CLOCK_EVERY_S:
+            last = now, float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+        return last[1]
+
+    return read

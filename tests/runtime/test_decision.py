@@ -225,6 +225,34 @@ def test_interpolation_stays_between_its_ends(a: int, gap: int, low: float, high
     assert min(low, high) * (1 - 1e-9) <= value <= max(low, high) * (1 + 1e-9)
 
 
+def test_a_table_that_measured_round_t_beats_a_clamp_of_a_better_fit() -> None:
+    near = table({(1, "uniform"): {"a": 1.0}, (4, "uniform"): {"a": 2.0}})
+    far = table({(1, "uniform"): {"b": 1.0}, (64, "uniform"): {"b": 9.0}})
+    made = decider("a", "b", points=near)
+    made.evidence = [Evidence(table=item, match=Match(fit=Fit.SOFT)) for item in (near, far)]
+    made.__post_init__()
+    assert [(made.decide(t).pipeline, made.decide(t).source) for t in (2, 9, 640)] == [
+        ("a", Source.INTERPOLATED),
+        ("b", Source.INTERPOLATED),
+        ("b", Source.CLAMPED),
+    ]
+
+
+def test_far_outside_the_points_a_model_that_disagrees_decides() -> None:
+    points = table({(1, "uniform"): {"small": 1.0, "large": 2.0}, (8, "uniform"): {"small": 4.0, "large": 5.0}})
+    curves = {"small": ((1, 1.0), (512, 900.0)), "large": ((1, 2.0), (512, 90.0))}
+    made = Decider(
+        pipelines={name: pipeline(name, curve) for name, curve in curves.items()},
+        default="small",
+        evidence=[Evidence(table=points, match=Match(fit=Fit.EXACT))],
+        notify=lambda decision: None,
+    )
+    assert (made.decide(8).pipeline, made.decide(8).source) == ("small", Source.EXACT)
+    assert (made.decide(512).pipeline, made.decide(512).source) == ("large", Source.MODEL)
+    made.pipelines["large"].__dict__["model_us"] = ((1, 2.0), (512, 850.0))
+    assert made._resolve(512).source is Source.CLAMPED
+
+
 def test_model_below_its_first_point_keeps_the_first_time() -> None:
     assert model_time_us(pipeline("a", ((8, 5.0), (16, 6.0))), 2) == 5.0
     assert model_time_us(pipeline("a"), 2) is None
