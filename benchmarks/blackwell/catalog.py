@@ -260,7 +260,8 @@ def main() -> None:
     made = run(wanted.target, wanted.legal, wanted.every, wanted.jobs, not wanted.no_compile)
     runs: dict[str, Any] = json.loads(wanted.file.read_text()) if wanted.file.exists() else {}
     scope = "all legal schedules" if wanted.legal else "generated"
-    runs[f"{wanted.target.value}, {scope}"] = made
+    part = f", one in {wanted.every}" if wanted.every > 1 else ""
+    runs[f"{wanted.target.value}, {scope}{part}"] = made
     write(wanted.file, runs)
     bad = [row["variant"] for row in made["rows"] if row["spills"] or row["stack_bytes"] or row["lacks"]]
     failed = len(made["failed"])

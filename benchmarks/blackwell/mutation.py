@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -177,7 +178,14 @@ def main() -> None:
         found = json.loads((folder(kernel) / "mutants.json").read_text())
         known = {(item["line"], item["mutant"]): item["class"] for item in old.get(kernel, {}).get("survivors", [])}
         table[kernel] = {"of": len(found), **score(kernel, sampled(kernel, asked.sample), asked.jobs, known)}
-        record = {"what": "compiled and interpreted", "date": date.today().isoformat(), "seed": SEED, "kernels": table}
+        said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+        record = {
+            "what": "compiled and interpreted",
+            "date": date.today().isoformat(),
+            "commit": said.stdout.strip(),
+            "seed": SEED,
+            "kernels": table,
+        }
         asked.file.write_text(json.dumps(record, indent=1) + "\n")
         print(
             kernel,
