@@ -179,7 +179,7 @@ def plot_ratios(rows: list[Row], path: Path) -> None:
     axes[0].legend(fontsize=8)
     figure.suptitle("W4A16 MoE block on one H200, interleaved bursts", fontsize=10)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 
@@ -194,7 +194,7 @@ def plot_modes(rows: list[Row], path: Path) -> None:
     axis.minorticks_off()
     axis.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
 

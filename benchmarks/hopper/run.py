@@ -144,8 +144,13 @@ def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: Weights, f
                 for stage, kinds in STAGES.items()
             }
             workspace = layer.workspace_bytes
+    refused: dict[str, str] = {}
     for name, peer in peers.items():
-        made, outputs = peer.make(cell)
+        try:
+            made, outputs = peer.make(cell)
+        except Exception as error:  # a peer that cannot serve a cell is recorded, never hidden
+            refused[name] = repr(error)[:600]
+            continue
         moe[name] = made["moe"]
         stages[name] = {stage: made[stage] for stage in ("route", "l1", "act", "l2", "sum") if stage in made}
         keep.append(outputs)
@@ -165,12 +170,13 @@ def run_cell(ours: Ours, peers: dict[str, Peer], cell: Cell, weights: Weights, f
         "configs": {name: vars(config) for name, config in shown.items()},
         "sweeps": sweeps,
         "checks": checks,
+        "peer_errors": refused,
         "workspace_bytes": workspace,
         "slot_bytes": slot_bytes(cell),
         "sm_clock_mhz": sm_clock_mhz(),
     }
     if sustained:
-        rivals = [name for name in peers if name not in OTHER_CLASS]
+        rivals = [name for name in peers if name in moe and name not in OTHER_CLASS]
         best = min(rivals, key=lambda name: row["burst_us"][name], default=None)
         chosen = {name: moe[name] for name in (*shown, best) if name}
         graphs = {name: capture(calls) for name, calls in chosen.items()}
@@ -188,7 +194,7 @@ def slot_bytes(cell: Cell) -> int:
 
 def show(row: Any, peers: dict[str, Peer]) -> None:
     burst, floor = row["burst_us"], row["floor"]["moe"]
-    best = min((burst[name] for name in peers if name not in OTHER_CLASS), default=float("nan"))
+    best = min((burst[name] for name in peers if name in burst and name not in OTHER_CLASS), default=float("nan"))
     ratios = " ".join(f"{name} x{best / burst[name]:.2f}" for name in ("moegen", "moegen_fast") if name in burst)
     if "sustained_us" in row:
         s = row["sustained_us"]

@@ -1,4 +1,4 @@
-"""The tables that come with moegen: true to their digests and trials, in force wherever they measured; no GPU needed."""
+"""The tables that come with moegen: true to their digests and trials, in force where they measured; needs no GPU."""
 
 import json
 from collections import Counter
