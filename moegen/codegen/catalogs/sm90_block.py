@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from moegen.codegen.catalog import LEGAL, Choice, Predicate, Scratch, Verdict, illegal, judge
 from moegen.codegen.catalogs.sm90 import MAX_TOP_K, PACK, ROW_TILE, ROWS_LAYOUT, Sm90Catalog, packs_of
 from moegen.codegen.catalogs.sm90_forms import UNIT_BYTES, UNIT_K, weight_tiles
-from moegen.codegen.catalogs.sm90_time import READ_SHARE
-from moegen.codegen.cost import weight_bytes
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
 from moegen.core.devices import DeviceFacts
@@ -31,7 +29,7 @@ BLOCK = ScheduleFamily(
         ScheduleField(name="slots", tag="s", doc="most slots (T·k) of a call"),
     ),
 )
-AUTO: Mapping[str, tuple[Value, ...]] = {"width": (8, 16), "warpgroups": (4,), "tiles": (1, 2), "slots": (256, 512)}
+AUTO: Mapping[str, tuple[Value, ...]] = {"width": (8,), "warpgroups": (4,), "tiles": (1, 2), "slots": (256,)}
 
 MAX_SLOTS = 1024
 MOST_SUMS = 25
@@ -39,12 +37,12 @@ MOST_SUMS = 25
 MOST_STAGES, ITEMS, ITEM_BYTES, PARTIAL_SLOTS = 32, 16, 32, 2
 HELPER_WARPS = 8
 """Two that stream weights, four that bring tokens, two publishers."""
-START_US = 3.5
-"""Launch, routing, first bytes of weights."""
-HANDOVER_US = 2.5
-"""From the last rows of the first product to the first stage of the second; and from the last rows to y."""
-UNIT_US = 0.09
-"""One K unit of an item on one multiprocessor when nothing else bounds it."""
+
+# Rates of one H200 (benchmarks/hopper/NOTES_BLOCK.md); they rank candidates, no report shows them.
+WAITS_US = 8.5
+"""Launch, routing, the first weights; from the first product's last rows to the second's first; the last rows to y."""
+UNIT_US = {1: 0.166, 2: 0.157}
+"""One K unit of an m64 tile on one multiprocessor, by weight tiles of an item."""
 
 
 def most_tokens(op: OpSpec, schedule: Schedule) -> int:
@@ -144,13 +142,14 @@ def block_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) ->
     if load.tokens > most_tokens(op, schedule):
         return math.inf
     rows = load.rows / max(load.hit_experts, 1e-9)
-    tiles = load.hit_experts * max(1.0, math.ceil(rows / schedule.number("width")))
-    total = START_US + HANDOVER_US
+    token_tiles = load.hit_experts * max(1.0, math.ceil(rows / schedule.number("width")))
+    of_item = schedule.number("tiles")
+    total = WAITS_US
     for kind in (OpKind.GEMM1, OpKind.GEMM2):
         gemm = side(op, kind)
-        read_us = 1e6 * load.hit_experts * weight_bytes(gemm) / (READ_SHARE * device.read_bytes_s)
-        units = tiles * weight_tiles(gemm) * -(-gemm.k // UNIT_K)
-        total += max(read_us, units * UNIT_US / device.cores) + -(-gemm.k // UNIT_K) * UNIT_US / 2
+        items = token_tiles * -(-weight_tiles(gemm) // of_item)
+        waves = max(items / device.cores, math.ceil(items / device.cores) if items < 4 * device.cores else 0)
+        total += waves * -(-gemm.k // UNIT_K) * of_item * UNIT_US[of_item]
     return total
 
 
@@ -173,7 +172,7 @@ class Sm90WithBlocks(Sm90Catalog):
         return super().verdict(op, schedule, device)
 
     def time_us(self, op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
-        """Weights at the ring's rate, and the waits at both ends and between the products."""
+        """Waves of items at the rate of one multiprocessor, and the waits at both ends and between the products."""
         if op.kind is OpKind.BLOCK:
             return block_us(op, schedule, device, load)
         return super().time_us(op, schedule, device, load)
