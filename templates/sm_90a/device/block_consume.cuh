@@ -42,8 +42,8 @@ __device__ __forceinline__ void store_share(const BlockSums<L>& acc, const Block
   barrier_arrive(shared.sums_written(count));
 }
 
-// Multiplies one K unit. Two steps have an operand buffer each, and the stage before, at barrier `release`, is free once
-// its last products are done (grouped_gemm.cuh says more).
+// Multiplies one K unit. Two steps have an operand buffer each, and the stage before, at barrier `release`, is free
+// once its last products are done (grouped_gemm.cuh says more).
 template <class L>
 __device__ __forceinline__ void multiply_unit(BlockSums<L>& acc, uint32_t (&a)[2][16], uint32_t tokens,
                                               uint32_t weights, uint32_t release) {

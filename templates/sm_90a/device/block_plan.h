@@ -69,8 +69,8 @@ struct BlockPlan {
   static constexpr int kItemBytes = 32;
   static constexpr int kMostStages = 32;
   static constexpr int kBarriers = 2 * kMostStages + 3 * kItems + 6;
-  static constexpr int kFixedBytes = kPartialSlots * L::kGroups * kPartialBytes + kItems * kItemBytes + 16 * kTokenTiles +
-                                     4 * (kRows + L::kSlots + L::kExperts + 4) + 8 * kBarriers;
+  static constexpr int kFixedBytes = kPartialSlots * L::kGroups * kPartialBytes + kItems * kItemBytes +
+                                     16 * kTokenTiles + 4 * (kRows + L::kSlots + L::kExperts + 4) + 8 * kBarriers;
   static constexpr int kFitting = (kSharedLimit - kFixedBytes) / kStageBytes;
   static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
   static_assert(kStages >= 2 * L::kGroups, "fewer than two stages for each warpgroup fit into shared memory");

@@ -52,8 +52,8 @@ struct Tickets {
 };
 
 // Streams this warp's share of an item's weights. The next ticket is drawn while the last units are on their way; after
-// a block's first second-product item, not before the first product is `done` that it waits for: a block that waits must
-// not take items that others will be free for.
+// a block's first second-product item, not before the first product is `done` that it waits for: a block that waits
+// must not take items that others will be free for.
 template <class L, class S>
 __device__ __forceinline__ void stream_weights(const BlockShared<L>& shared, BlockStage<L>& stage, int& next,
                                                const BlockItem& item, const uint8_t* packed, const int* done,

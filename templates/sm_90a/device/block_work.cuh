@@ -1,10 +1,10 @@
 // Work of the whole-layer kernel: routing inside a block, items claimed from one counter, and who waits for whom.
 //
 // Every block routes the few slots for itself, alike, so that no block waits for another's routing. Items
-// are (token tile, row tile of the weights): all of the first product, then all of the second. Blocks claim them one by one
-// from a counter and work on them in that order. A second-product item waits for first-product items alone; those have
-// lower numbers, so running blocks have claimed them, and they wait for nothing. Hence no deadlock, however few of the
-// blocks are resident.
+// are (token tile, row tile of the weights): all of the first product, then all of the second. Blocks claim them one by
+// one from a counter and work on them in that order. A second-product item waits for first-product items alone; those
+// have lower numbers, so running blocks have claimed them, and they wait for nothing. Hence no deadlock, however few of
+// the blocks are resident.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,19 @@ struct BlockShared {
   __device__ uint32_t empty(int stage) const { return barrier(P::kMostStages + stage); }
   // An item's record is written; its rows are stored; its record may be replaced.
   __device__ uint32_t item_full(int count) const { return barrier(2 * P::kMostStages + count % P::kItems); }
-  __device__ uint32_t item_stored(int count) const { return barrier(2 * P::kMostStages + P::kItems + count % P::kItems); }
+  __device__ uint32_t item_stored(int count) const {
+    return barrier(2 * P::kMostStages + P::kItems + count % P::kItems);
+  }
   __device__ uint32_t item_free(int count) const {
     return barrier(2 * P::kMostStages + 2 * P::kItems + count % P::kItems);
   }
   // Partial sums of an item are written by all warpgroups; they have been read.
-  __device__ uint32_t sums_written(int count) const { return barrier(2 * P::kMostStages + 3 * P::kItems + 2 + count % 2); }
-  __device__ uint32_t sums_read(int count) const { return barrier(2 * P::kMostStages + 3 * P::kItems + 4 + count % 2); }
+  __device__ uint32_t sums_written(int count) const {
+    return barrier(2 * P::kMostStages + 3 * P::kItems + 2 + count % 2);
+  }
+  __device__ uint32_t sums_read(int count) const {
+    return barrier(2 * P::kMostStages + 3 * P::kItems + 4 + count % 2);
+  }
   // Tiles are listed; the first ticket is drawn.
   __device__ uint32_t listed() const { return barrier(2 * P::kMostStages + 3 * P::kItems); }
   __device__ uint32_t drawn() const { return barrier(2 * P::kMostStages + 3 * P::kItems + 1); }
@@ -107,8 +113,8 @@ struct BlockStage {
   }
 };
 
-// Lists the token tiles of the experts' `counts`, which become each expert's first padded row; by one full warp. Returns
-// the number of tiles.
+// Lists the token tiles of the experts' `counts`, which become each expert's first padded row; by one full warp.
+// Returns the number of tiles.
 template <class L>
 __device__ int list_tiles(const BlockShared<L>& shared, int* counts) {
   constexpr int kEach = (L::kExperts + 31) / 32;
