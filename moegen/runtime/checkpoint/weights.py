@@ -166,7 +166,7 @@ def _side_problems(side: Projection, experts: int, rows: int, columns: int) -> l
         elif tuple(tensor.shape) != shape:
             hint = _other_order(tuple(tensor.shape), shape) if field == "scales" else ""
             problems.append(f"{field} has shape {tuple(tensor.shape)}, expected {shape}{hint}")
-        elif field in ("codes", "scales") and not tensor.is_contiguous():
+        elif field in ("codes", "scales") and not tensor[0].is_contiguous():  # halves of a fused matrix are fine
             problems.append(f"{field} is a view with strides {tensor.stride()}, perhaps of a transposed matrix")
         elif field == "scales":
             # NVFP4 scales have no sign: tensor cores read the byte as ue4m3, whose top bit means nothing.
