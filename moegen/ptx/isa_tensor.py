@@ -10,7 +10,8 @@ from moegen.ptx.asyncs import Operation
 from moegen.ptx.dtypes import TYPES, Mask
 from moegen.ptx.emit import Emit, Lowered, Place, Pure
 from moegen.ptx.isa_atomic import combine
-from moegen.ptx.isa_copy import Site, bulk_load_targets, deliver, poison, submit_store
+from moegen.ptx.isa_bulk import bulk_load_targets, submit_store
+from moegen.ptx.isa_copy import Site, deliver, poison
 from moegen.ptx.isa_memory import raise_fault
 from moegen.ptx.memory import MemoryFault, low_part
 from moegen.ptx.registry import instruction

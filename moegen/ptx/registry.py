@@ -33,6 +33,7 @@ _MODULES = (
     "isa_barrier",
     "isa_mbarrier",
     "isa_copy",
+    "isa_bulk",
     "isa_tensor",
     "isa_launch",
     "isa_mma",
