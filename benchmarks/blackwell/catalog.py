@@ -220,6 +220,7 @@ def write(path: Path, runs: dict[str, Any]) -> None:
 
 def run(target: Target, legal: bool, every: int, jobs: int, compiles: bool) -> dict[str, Any]:
     """Compiles and inspects one scope of one target."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     found = needed(target, legal)
     chosen = dict(sorted(found.items())[::every])
     began = time.monotonic()
@@ -228,7 +229,6 @@ def run(target: Target, legal: bool, every: int, jobs: int, compiles: bool) -> d
     store = ArtifactStore.from_settings(read_settings())
     report = compile_all(folder, target, len(chosen), jobs, store) if compiles else stored(folder, target, store)
     rows = inspect_all(chosen, report, store)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     compilers = toolchains_for(target).values()
     return {
         "what": "compiled, not run on hardware",

@@ -17,7 +17,7 @@ from moegen.core.enums import Contract, Epilogue, OpKind, Target
 CASES = {case.name: case for case in every_pair()}
 NAMES = list(CASES)
 MOST = 200
-TOGETHER = 12
+TOGETHER = 8
 """Neighbours that one compiler process makes when the first of them is needed."""
 
 
