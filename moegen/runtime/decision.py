@@ -1,8 +1,8 @@
 """Which pipeline serves T tokens: a pure function of a frozen table, the manifest and what is built.
 
 Nothing here compiles, measures, touches a device or waits for one. The order of sources: exact point, interpolation
-between points, the same from a table of a sister device, clamp at the nearest end while the time model does not hold
-another pipeline much faster there, time model, reference.
+between points, the same from a table of a sister device, clamp at the nearest end (up to twice its T always, beyond that
+while the time model does not hold another pipeline much faster), time model, reference.
 """
 
 import logging
@@ -19,8 +19,10 @@ from moegen.store.tables import Fit, Match, Point, Table
 
 _log = logging.getLogger("moegen.runtime")
 UNIFORM = "uniform"
+_NEAR = 2.0
+"""Up to this factor outside the tuned points the nearest winner serves, whatever the time model holds."""
 _TRUSTED_CLAMP = 1.1
-"""Outside the tuned points the nearest winner serves unless the time model holds another this much faster."""
+"""Farther outside it serves unless the time model holds another this much faster."""
 _NOTHING_KNOWN = "no usable trials and no time model: the package's default"
 
 
@@ -177,10 +179,12 @@ class Decider:
                 return decision
             if decision is not None:
                 beyond.append((abs(math.log(tokens / place.low)), decision))
-        nearest = min(beyond, key=lambda item: item[0])[1] if beyond else None
-        if nearest is not None and self._is_near_the_model(nearest):
+        if not beyond:
+            return self._from_model(tokens) or self._reference(tokens, Source.REFERENCE, _NOTHING_KNOWN)
+        distance, nearest = min(beyond, key=lambda item: item[0])
+        if distance <= math.log(_NEAR) or self._is_near_the_model(nearest):
             return nearest
-        return self._from_model(tokens) or nearest or self._reference(tokens, Source.REFERENCE, _NOTHING_KNOWN)
+        return self._from_model(tokens) or nearest
 
     def _is_near_the_model(self, clamped: Decision) -> bool:
         """False when the time model holds another pipeline much faster at a token count that nobody measured."""

@@ -268,8 +268,10 @@ def test_fr_38_every_t_up_to_twice_the_maximum_is_served(w4a4: TestPackage, tmp_
     store = ArtifactStore(tmp_path, (w4a4.store.home,))
     freeze(table, table_path(store.home, table))
     decider = TestPackage(directory=w4a4.directory, store=store).load(max_tokens=8192).decider
-    sources = {decider.decide(tokens).source for tokens in range(1, 8193)}
+    sources = {decider.decide(tokens).source for tokens in range(32, 8193)}
     assert sources == {Source.EXACT, Source.INTERPOLATED, Source.CLAMPED}
+    far = {decider.decide(tokens).source for tokens in range(1, 32)}
+    assert far <= {Source.CLAMPED, Source.MODEL}
     assert decider.decide(3500).source is Source.INTERPOLATED
     assert decider.decide(8192).pipeline == points[-1].winner
 
