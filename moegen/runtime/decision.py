@@ -1,8 +1,8 @@
 """Which pipeline serves T tokens: a pure function of a frozen table, the manifest and what is built.
 
 Nothing here compiles, measures, touches a device or waits for one. The order of sources: exact point, interpolation
-between points, the same from a table of a sister device, clamp at the nearest end (up to twice its T always, beyond that
-while the time model does not hold another pipeline much faster), time model, reference.
+between points, the same from a table of a sister device, clamp at the nearest end (within a factor of two always,
+farther while the time model does not hold another pipeline much faster), time model, reference.
 """
 
 import logging
