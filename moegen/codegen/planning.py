@@ -279,7 +279,8 @@ def _pipeline(candidate: Candidate, judge: Judge) -> Pipeline:
     variants = [step.variant for step in candidate.steps]
     limits = [judge.catalog.most_tokens(variant.op, variant.schedule) for variant in variants]
     most = min((limit for limit in limits if limit is not None), default=None)
-    served = [count for count in tokens if most is None or count <= most]
+    # One kernel for the whole layer beats a chain by waits that no byte count shows: chosen where it was measured only.
+    modelled = [] if candidate.shape.block else [count for count in tokens if most is None or count <= most]
     return Pipeline(
         name=candidate.name,
         target=judge.catalog.target,
@@ -288,7 +289,7 @@ def _pipeline(candidate: Candidate, judge: Judge) -> Pipeline:
         numerics=candidate.numerics,
         row_tile=candidate.shape.row_tile,
         steps=tuple(_step(variant, judge.catalog) for variant in variants),
-        model_us=tuple((t, round(sum(judge.time_us(v, t, UNIFORM) for v in variants), 3)) for t in served),
+        model_us=tuple((t, round(sum(judge.time_us(v, t, UNIFORM) for v in variants), 3)) for t in modelled),
         most_tokens=most,
     )
 
