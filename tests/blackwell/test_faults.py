@@ -45,7 +45,7 @@ FAULTS = {
         "mbarrier|race",
     ),
     "multiplies without waiting for copies": Fault(
-        "gemm_multiply.py", "ring.consumer_wait(filled)\n                if", "if", FUSED, "race|uninitialised"
+        "gemm_multiply.py", "ring.consumer_wait(filled)\n                if", "if", FUSED, "race|uninitialised|mbarrier"
     ),
     "stages are never handed back": Fault(
         "gemm_multiply.py", "ring.consumer_release(filled)\n                if", "if", FUSED, "deadlock"

@@ -6,10 +6,8 @@ The independent side is CuTeDSL's own layout of scale factors, evaluated while a
 from collections.abc import Iterable
 from dataclasses import replace
 
-import cutlass.cute as cute
 import pytest
 import torch
-from cutlass.utils.blockscaled_layout import tile_atom_to_shape_SF
 from kernels.cases import SWIZZLED, Case, buffers
 from runtime.packages import TestPackage
 from runtime.writers import random_weights
@@ -19,6 +17,7 @@ from moegen.core.enums import OpKind, ScaleLayout
 from moegen.core.errors import CheckpointError, LayoutError
 from moegen.numerics.layouts import LINEAR, SWIZZLE_128X4, ScaleTensor
 from moegen.numerics.reference import run_op
+from moegen.ptx.capture import prepare_cutedsl
 from moegen.runtime import ExpertWeights, MoELayer
 
 #: (expert, row, scale column) of 200 rows and 5 columns, which pad to 256 and 8: 2048 bytes an expert.
@@ -37,6 +36,10 @@ Point = tuple[int, int, int]
 
 def cutlass_offsets(rows: int, columns: int, experts: int, points: Iterable[Point]) -> dict[Point, int]:
     """Byte offset of each (expert, row, column) in CuTeDSL's layout of ``[experts, rows, 16 x columns]``."""
+    prepare_cutedsl()  # before the import: a process has one CuTeDSL runtime, and other tests need the interpreter's
+    import cutlass.cute as cute
+    from cutlass.utils.blockscaled_layout import tile_atom_to_shape_SF
+
     found: dict[Point, int] = {}
 
     @cute.jit
