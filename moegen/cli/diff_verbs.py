@@ -67,10 +67,9 @@ def diff(
 
 def _variant(package: "Package", target: Target, part: str) -> str:
     """The variant of that name, or the only one with that part in its name."""
-    if target not in package.targets:
-        names = ", ".join(offered.value for offered in package.targets)
-        raise MoegenError(f"no target {target.value}", package.name, f"use one of: {names}")
-    every = [source.variant for source in package.targets[target].sources]
+    from moegen.cli.packages import offer_of
+
+    every = [source.variant for source in offer_of(package, target, package.name).sources]
     found = [name for name in every if name == part] or [name for name in every if part in name]
     if len(found) != 1:
         what = f"{len(found)} variants have {part!r} in their name" if found else f"no variant has {part!r} in its name"
