@@ -5,6 +5,7 @@ tokens B, so that few tokens fill a narrow N. Sizes are in elements; a tile is w
 """
 
 from moegen.codegen.catalog import LEGAL, Predicate, Verdict, illegal
+from moegen.codegen.catalogs.ring import fits_shared_memory
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField
 from moegen.core.abi import BLOCK, round_up
 from moegen.core.devices import DeviceFacts
@@ -199,16 +200,6 @@ def fits_tensor_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> V
     return LEGAL
 
 
-def fits_shared_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-    """A ring of at least two stages within what one CTA may use."""
-    if schedule.number("stages") < 2:
-        return illegal("stages", "copies and MMAs overlap from two stages up", stages=schedule.number("stages"))
-    size = shared_memory_bytes(schedule)
-    if size > device.smem_bytes:
-        return illegal("shared_memory", "ring and staging exceed shared memory", bytes=size, limit=device.smem_bytes)
-    return LEGAL
-
-
 PREDICATES: tuple[Predicate, ...] = (
     shares_row_tile,
     reads_fp4_rows,
@@ -220,5 +211,5 @@ PREDICATES: tuple[Predicate, ...] = (
     output_blocks_are_whole,
     stores_in_bulk,
     fits_tensor_memory,
-    fits_shared_memory,
+    fits_shared_memory(shared_memory_bytes),
 )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moegen.codegen.catalog import LEGAL, Choice, Predicate, Verdict, chosen_values, illegal, judge
+from moegen.codegen.catalogs.ring import fits_shared_memory
 from moegen.codegen.cost import gemm_bytes, roofline_us, stream_bytes, wave_occupancy
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
@@ -152,16 +153,6 @@ def fits_registers(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdi
     return LEGAL
 
 
-def fits_shared_memory(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-    """A ring of at least two stages within what one block may use."""
-    if schedule.number("stages") < 2:
-        return illegal("stages", "copies and MMAs overlap from two stages up", stages=schedule.number("stages"))
-    size = shared_memory_bytes(schedule)
-    if size > device.smem_bytes:
-        return illegal("shared_memory", "the ring exceeds shared memory", bytes=size, limit=device.smem_bytes)
-    return LEGAL
-
-
 PREDICATES: tuple[Predicate, ...] = (
     shares_row_tile,
     reads_16_bit_rows,
@@ -170,7 +161,7 @@ PREDICATES: tuple[Predicate, ...] = (
     splits_evenly,
     depth_is_whole,
     fits_registers,
-    fits_shared_memory,
+    fits_shared_memory(shared_memory_bytes),
 )
 
 
