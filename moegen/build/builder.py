@@ -12,7 +12,7 @@ from moegen.build.toolchain import CompileJob, Outcome, Status, Toolchain, abi_t
 from moegen.build.toolchains import toolchains_for
 from moegen.codegen.closure import closure, closure_digest
 from moegen.core.enums import Target
-from moegen.core.errors import BuildRefused, MoegenError, StaleGenerated, ToolchainMissing
+from moegen.core.errors import BuildRefused, StaleGenerated, ToolchainMissing
 from moegen.core.package import Package, Source, read_manifest
 from moegen.core.paths import data_root
 from moegen.core.settings import Settings, read_settings
@@ -291,9 +291,7 @@ def _compilers(package: Package, target: Target, offered: Compilers) -> Compiler
 def _wanted(package: Package, targets: Iterable[Target] | None, where: Path) -> list[Target]:
     chosen = list(package.targets) if targets is None else list(targets)
     for target in chosen:
-        if target not in package.targets:
-            offered = ", ".join(known.value for known in package.targets)
-            raise MoegenError(f"the package has no target {target.value}", str(where), f"use one of: {offered}")
+        package.offer(target, where)
     return chosen
 
 

@@ -8,7 +8,6 @@ import typer
 from moegen.cli.console import show_json, show_line, show_table, size
 from moegen.cli.options import GENERATED, AsJson, Generated, OneTarget, PackageOrSpec
 from moegen.core.enums import Target
-from moegen.core.errors import StoreError
 
 if TYPE_CHECKING:
     from moegen.store.artifacts import ArtifactStore
@@ -89,11 +88,9 @@ def why_miss(
     from moegen.cli.packages import load_package
 
     _, manifest = load_package(package, generated)
-    if target not in manifest.targets:
-        raise StoreError(f"{manifest.name} has no target {target.value}", str(package), "moegen plan lists them")
+    sources = manifest.offer(target, package).sources
     store, compilers = open_store(), toolchains_for(target)
     rows: list[tuple[str, str, str, str]] = []
-    sources = manifest.targets[target].sources
     for source in sources:
         key = artifact_key(source, compilers[Path(source.path).suffix])
         if store.lookup(key.digest) is not None:

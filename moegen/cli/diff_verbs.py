@@ -67,9 +67,7 @@ def diff(
 
 def _variant(package: "Package", target: Target, part: str) -> str:
     """The variant of that name, or the only one with that part in its name."""
-    from moegen.cli.packages import offer_of
-
-    every = [source.variant for source in offer_of(package, target, package.name).sources]
+    every = [source.variant for source in package.offer(target).sources]
     found = [name for name in every if name == part] or [name for name in every if part in name]
     if len(found) != 1:
         what = f"{len(found)} variants have {part!r} in their name" if found else f"no variant has {part!r} in its name"

@@ -50,13 +50,12 @@ def explain(
 
 def _evidence(package: "Package", target: Target, directory: Path) -> "list[Evidence]":
     """Every table of the layer, each as its own machine would find it."""
-    from moegen.cli.packages import offer_of
     from moegen.core.settings import read_settings
     from moegen.runtime.decision import Evidence
     from moegen.store.tables import TABLES, match
     from moegen.tune.tables import layer_tables
 
-    offer_of(package, target, directory)  # refuses what the package has not
+    package.offer(target, directory)  # refuses what the package has not
     offer, layer = package.offer_digest(target), package.layer_digest(target)
     return [
         Evidence(table=table, match=match(table, offer, table.environment, layer=layer), path=path)

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moegen.core.enums import Target
 from moegen.core.errors import MoegenError, StaleGenerated
 
 if TYPE_CHECKING:
-    from moegen.core.package import Package, TargetPackage
+    from moegen.core.package import Package
 
 
 def load_package(where: Path, generated: Path) -> "tuple[Path, Package]":
@@ -38,15 +37,3 @@ def load_package(where: Path, generated: Path) -> "tuple[Path, Package]":
         what = f"generated from another state of {where}"
         raise StaleGenerated(what, str(directory), f"moegen generate {where} --out {directory}")
     return directory, package
-
-
-def offer_of(package: "Package", target: Target, where: object) -> "TargetPackage":
-    """What a package offers on a target; ``where`` is named in the message.
-
-    Raises:
-        MoegenError: it has no such target.
-    """
-    if target not in package.targets:
-        names = ", ".join(offered.value for offered in package.targets)
-        raise MoegenError(f"no target {target.value}", str(where), f"use one of: {names}")
-    return package.targets[target]

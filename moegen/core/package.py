@@ -8,7 +8,7 @@ from typing import Any
 
 from moegen.core.canonical import LATER, canonical_json, digest
 from moegen.core.enums import CombineMode, Epilogue, Target
-from moegen.core.errors import StoreError
+from moegen.core.errors import MoegenError, StoreError
 from moegen.core.ops import Numerics, OpSpec, numerics_from_json, op_from_json
 
 SCHEMA = 1
@@ -110,6 +110,17 @@ class Package:
 
     def _facts(self) -> dict[str, Any]:
         return {name: self.layer[name] for name in LAYER_FACTS if name in self.layer}
+
+    def offer(self, target: Target, where: object = "") -> TargetPackage:
+        """What the package offers on a target; ``where`` (by default its name) says in the message which package.
+
+        Raises:
+            MoegenError: it has no such target.
+        """
+        if target not in self.targets:
+            names = ", ".join(offered.value for offered in self.targets)
+            raise MoegenError(f"no target {target.value}", str(where or self.name), f"use one of: {names}")
+        return self.targets[target]
 
     def pipeline(self, target: Target, name: str) -> Pipeline:
         """Raises KeyError when the target has no such pipeline."""

@@ -8,7 +8,6 @@ import torch
 
 from moegen.core.abi import arguments
 from moegen.core.enums import Target
-from moegen.core.errors import TuneError
 from moegen.core.package import Pipeline, read_manifest
 from moegen.core.runner import Runner
 from moegen.core.settings import read_settings
@@ -82,11 +81,14 @@ class Rig:
 
 
 def open_book(package_dir: Path, target: Target, runner: Runner | None = None) -> KernelBook:
-    """A package's kernels on this machine; raises StoreError when there is no package, MoegenError without a device."""
+    """A package's kernels on this machine.
+
+    Raises:
+        StoreError: there is no package.
+        MoegenError: it has no such target, or the machine no such device.
+    """
     package = read_manifest(package_dir)
-    if target not in package.targets:
-        names = ", ".join(offered.value for offered in package.targets)
-        raise TuneError(f"no target {target.value}", str(package_dir), f"use one of: {names}")
+    package.offer(target, package_dir)
     return KernelBook(
         package=package,
         directory=package_dir,
