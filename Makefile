@@ -32,7 +32,7 @@ proof: $(VENV)/.installed
 	PYTHONPATH=.:tests $(BIN)/python benchmarks/blackwell/prove.py benchmarks/blackwell/proof.json --jobs $(JOBS)
 
 catalog: $(VENV)/.installed
-	$(BIN)/python -m pip install -q nvidia-cuda-nvdisasm==13.5.37
+	$(BIN)/python -m pip install -q -e ".[sass]"
 	$(BIN)/python -m benchmarks.blackwell.catalog benchmarks/blackwell/catalog.json --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.blackwell.catalog benchmarks/blackwell/catalog.json --jobs $(JOBS) --target sm_103a --every 8
 

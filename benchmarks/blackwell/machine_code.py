@@ -1,15 +1,13 @@
 """What a cubin says of itself: instructions, registers and stack. Needs CUDA's disassembler, no GPU."""
 
 import re
-import shutil
 import struct
 import subprocess
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from moegen.core.errors import ToolchainMissing
+from moegen.build.disassemble import find_nvdisasm
 
 BLOCK_SCALED_MMA = "UTCOMMA"
 OTHER_MMA = ("UTCHMMA", "UTCQMMA", "HMMA")
@@ -75,18 +73,9 @@ class Resources:
     stack_bytes: int
 
 
-def find_disassembler() -> str:
-    """Path of nvdisasm: on PATH, or the one that pip installs; raises ToolchainMissing."""
-    packaged = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "nvdisasm"
-    found = shutil.which("nvdisasm") or (str(packaged) if packaged.is_file() else None)
-    if found is None:
-        raise ToolchainMissing("no nvdisasm", "PATH", "pip install nvidia-cuda-nvdisasm==13.5.37")
-    return found
-
-
 def disassemble(cubin: Path) -> Code:
     """Instructions of all kernels of a cubin; raises ToolchainMissing, or CalledProcessError on a damaged file."""
-    said = subprocess.run([find_disassembler(), "-c", str(cubin)], capture_output=True, text=True, check=True)
+    said = subprocess.run([str(find_nvdisasm()), "-c", str(cubin)], capture_output=True, text=True, check=True)
     return parse(said.stdout)
 
 
