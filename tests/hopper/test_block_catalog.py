@@ -42,7 +42,6 @@ def test_names_parse_back() -> None:
 def test_forms_that_the_kernel_does_not_compute_are_refused() -> None:
     op = block_op(CASE)
     assert verdict(op) == ""
-    assert verdict(replace(op, dtype=TokenDtype.FP16)) == "dtype"
     assert verdict(replace(op, act_format=ActFormat.NVFP4)) == "form"
     assert verdict(replace(op, epilogue=Epilogue.INTERLEAVED)) == "form"
     assert verdict(replace(op, combine=CombineMode.ATOMIC)) == "combine"
@@ -64,7 +63,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 def test_a_block_reads_the_packs_of_the_separate_gemms() -> None:
     ungated = replace(CASE, activation=ACTIVATIONS["silu"])
-    for case in (CASE, ungated):
+    for case in (CASE, ungated, replace(CASE, dtype=TokenDtype.FP16), replace(ungated, dtype=TokenDtype.FP16)):
         op = block_op(case)
         for kind, name in ((OpKind.GEMM1, "w1_packed"), (OpKind.GEMM2, "w2_packed")):
             assert CATALOG.weight_packs(case.ops()[kind]) == (weight_pack_of(op, name),)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hopper.cases import HopperCase
 from hopper.workshop import ladder_variant
+from kernels.cases import ACTIVATIONS
 
 from moegen.codegen.catalogs.sm90 import (
     CATALOG,
@@ -46,8 +47,15 @@ def test_malformed_ladders_are_refused(text: str) -> None:
         widths(LADDER.make(ladder=text, warpgroups=4, tiles=1, blocks=1))
 
 
-def test_fp16_tokens_are_refused() -> None:
-    assert verdict(replace(gemm(), dtype=TokenDtype.FP16), "n8") == "dtype"
+def test_fp16_operands_have_packs_of_their_own() -> None:
+    """W4A4 multiplies decoded codes, which are bf16 whatever the tokens are."""
+    for kind, name in ((OpKind.GEMM1, "sm90_m64k128_fp16"), (OpKind.GEMM2, "sm90_m64k128_fp16")):
+        op = gemm(kind, replace(CASE, dtype=TokenDtype.FP16))
+        assert (op.weight_pack, verdict(op, "n8")) == (name, "")
+        assert verdict(replace(op, weight_pack="sm90_m64k128"), "n8") == "weight_pack"
+    ungated = replace(CASE, dtype=TokenDtype.FP16, activation=ACTIVATIONS["relu2"])
+    assert gemm(case=ungated).weight_pack == "sm90_m64k128_pieces_fp16"
+    assert gemm(case=replace(ungated, w4a4=True)).weight_pack == "sm90_m64k128_pieces"
 
 
 def test_other_packs_rows_and_tiles_are_refused() -> None:

@@ -12,7 +12,7 @@ from moegen.core.enums import Epilogue, OpKind, ScaleLayout
 from moegen.core.errors import LayoutError
 from moegen.numerics import e2m1, run_pipeline
 from moegen.numerics.layouts import Projection, weight_pack
-from moegen.numerics.layouts.sm90 import PACK, PIECES, expert_bytes
+from moegen.numerics.layouts.sm90 import PACK, PACK_FP16, PIECES, PIECES_FP16, expert_bytes
 from moegen.numerics.layouts.sm90_rows import K64R8
 
 LINEAR = ScaleLayout.LINEAR
@@ -27,7 +27,7 @@ def projection(rows: int, depth: int, seed: int, lowest_scale: int = 1) -> Proje
 
 @pytest.mark.parametrize("depth", [16, 64, 80, 144, 192, 256])
 @pytest.mark.parametrize("rows", [16, 64, 176])
-@pytest.mark.parametrize(("pack", "halves"), [(PACK, 1), (PACK, 2), (PIECES, 1)])
+@pytest.mark.parametrize(("pack", "halves"), [(PACK, 1), (PACK, 2), (PIECES, 1), (PACK_FP16, 2), (PIECES_FP16, 1)])
 def test_packs_round_trip_bit_for_bit(pack, halves, rows, depth):
     parts = tuple(projection(rows, depth, seed) for seed in range(halves))
     packed = pack.pack(parts, LINEAR)
@@ -49,13 +49,13 @@ def test_codes_under_a_zero_scale_come_back_as_zero():
     assert torch.equal(codes[~zero], e2m1.unpack(part.codes, 128)[~zero])
 
 
-@given(row=st.integers(0, 63), byte=st.integers(0, 63), bit=st.integers(0, 7))
-def test_every_code_bit_has_one_place(row, byte, bit):
+@given(pack=st.sampled_from([PACK, PACK_FP16]), row=st.integers(0, 63), byte=st.integers(0, 63), bit=st.integers(0, 7))
+def test_every_code_bit_has_one_place(pack, row, byte, bit):
     part = projection(64, 128, 5)
     changed = part.codes.clone()
     changed[0, row, byte] ^= 1 << bit
-    before = PACK.pack((part,), LINEAR)["packed"]
-    after = PACK.pack((Projection(codes=changed, scales=part.scales),), LINEAR)["packed"]
+    before = pack.pack((part,), LINEAR)["packed"]
+    after = pack.pack((Projection(codes=changed, scales=part.scales),), LINEAR)["packed"]
     difference = (before ^ after)[0]
     assert int((difference != 0).sum()) == 1
     assert int(difference.max()).bit_count() == 1

@@ -36,6 +36,8 @@ PACK = "sm90_m64k128"
 """Private pack of gated W1 and of W2 (``moegen.numerics.layouts.sm90``)."""
 PIECES_PACK = "sm90_m64k128_pieces"
 """The same for an ungated W1, whose weight rows follow the private row order."""
+FP16_SUFFIX = "_fp16"
+"""Of packs that decode to fp16 operands, whose bits lie elsewhere."""
 ROWS_LAYOUT = "k64r8"
 """Private order of token rows (``templates/sm_90a/device/rows.cuh``)."""
 ROW_TILE = 8
@@ -101,9 +103,7 @@ LIBRARY: Mapping[OpKind, tuple[str, ...]] = {
 
 
 def serves_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
-    """Token dtype, row order, row tile and pack must be this target's."""
-    if op.dtype is not TokenDtype.BF16:
-        return illegal("dtype", "weights are decoded to bf16 operands; fp16 tokens would need another decode")
+    """Row order, row tile and pack must be this target's."""
     if arguments_have_rows(op) and op.rows_layout != ROWS_LAYOUT:
         return illegal(
             "rows_layout", f"rows between ops are in the order {ROWS_LAYOUT}, not {op.rows_layout or 'plain'}"
@@ -127,8 +127,12 @@ def arguments_have_rows(op: OpSpec) -> bool:
 
 
 def packs_of(op: OpSpec) -> tuple[str, ...]:
-    """The one pack whose row order an op's epilogue expects."""
-    return (PIECES_PACK,) if op.kind is OpKind.GEMM1 and not op.gated else (PACK,)
+    """The one pack whose row order an op's epilogue expects, and whose codes decode to the dtype of its operands.
+
+    Rows of codes (W4A4) decode to bf16 whatever the tokens are.
+    """
+    pack = PIECES_PACK if op.kind is OpKind.GEMM1 and not op.gated else PACK
+    return (pack + FP16_SUFFIX,) if op.dtype is TokenDtype.FP16 and not op.w4a4 else (pack,)
 
 
 def fits_device(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
@@ -239,7 +243,7 @@ class Sm90Catalog:
         return declared
 
     def weight_packs(self, op: OpSpec) -> tuple[str, ...]:
-        """The private pack alone."""
+        """One private pack."""
         return packs_of(op)
 
     def pack_bytes(self, op: OpSpec) -> int:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moegen.codegen.catalog import LEGAL, Choice, Predicate, Scratch, Verdict, illegal, judge
-from moegen.codegen.catalogs.sm90 import MAX_TOP_K, PACK, ROW_TILE, ROWS_LAYOUT, Sm90Catalog, packs_of
+from moegen.codegen.catalogs.sm90 import MAX_TOP_K, ROW_TILE, ROWS_LAYOUT, Sm90Catalog, packs_of
 from moegen.codegen.catalogs.sm90_forms import UNIT_BYTES, UNIT_K, weight_tiles
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import ActFormat, CombineMode, Epilogue, OpKind, Target, TokenDtype
+from moegen.core.enums import ActFormat, CombineMode, Epilogue, OpKind, Target
 from moegen.core.ops import OpSpec
 
 BLOCK = ScheduleFamily(
@@ -75,8 +75,6 @@ def stages(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> tuple[int, in
 
 def serves_layer(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     """Formats, order of the sum, rows and packs must be the kernel's."""
-    if op.dtype is not TokenDtype.BF16:
-        return illegal("dtype", "weights are decoded to bf16 operands; fp16 tokens would need another decode")
     if op.act_format is not ActFormat.BF16 or op.epilogue is not Epilogue.COMPACT:
         return illegal("form", "one kernel computes W4A16 layers with compact rows only")
     if op.combine is not CombineMode.ORDERED:
@@ -93,8 +91,8 @@ def serves_layer(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
 
 def block_pack(op: OpSpec) -> str:
     """The packs of w1 and w2, as ``OpSpec.weight_pack`` names them."""
-    first = packs_of(side(op, OpKind.GEMM1))[0]
-    return PACK if first == PACK else f"{first}+{PACK}"
+    first, second = (packs_of(side(op, kind))[0] for kind in (OpKind.GEMM1, OpKind.GEMM2))
+    return first if first == second else f"{first}+{second}"
 
 
 def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:

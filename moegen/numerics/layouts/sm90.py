@@ -3,8 +3,8 @@ decode them.
 
 ``[expert][K unit][m64 tile][unit]``. A unit is 512 bytes of scales (4 for each of 128 threads) and 4096 of codes, two
 64-chunks of K with 16 bytes a thread. When K ends within the first chunk of its last unit, that unit holds no second
-chunk. ``templates/sm_90a/device/decode.cuh`` says where each bit goes and why; scales are E5M3, so that every E4M3
-is normal.
+chunk. ``templates/sm_90a/device/decode.cuh`` says where each bit goes and why: packs for bf16 operands differ from
+those for fp16 ones (``_fp16``) in that alone. Scales are E5M3, so that every E4M3 is normal.
 
 Rows of a 16-row slice (one warp's), g = row % 8, upper half h = row // 8:
 
@@ -35,17 +35,27 @@ SCALE_BYTES, CHUNK_BYTES = 512, 2048
 LARGEST_SCALE = 30 << 3 | 6
 """E5M3 of 448."""
 
-#: (pair of a code word, half of the word) to the bit of sign, high and low exponent bit, mantissa: decode.cuh's table.
-_BITS = {
-    (pair, half): {
-        0: (15 + 16 * half, 8 + 16 * half, 7 + 16 * half, 6 + 16 * half),
-        1: (18 - 16 * half, 11 + 16 * half, 10 + 16 * half, 9 + 16 * half),
-        2: (21 - 16 * half, 14 + 16 * half, 13 + 16 * half, 12 + 16 * half),
-        3: (3 + 16 * half, 1 + 16 * half, 16 * half, 4 + 16 * half),
-    }[pair]
-    for pair in range(4)
-    for half in range(2)
-}
+
+@dataclass(frozen=True)
+class Bits:
+    """Where the decoder of one operand dtype expects bits.
+
+    Attributes:
+        codes: for each pair of a code word, the bits of sign, high and low exponent bit and mantissa of the code in the
+            low half; those of the high half's lie 16 further on, past bit 31 from bit 0.
+        scale: lowest bit of a scale byte in its half word.
+    """
+
+    codes: tuple[tuple[int, int, int, int], ...]
+    scale: int
+
+    def of(self, pair: int, half: int) -> tuple[int, ...]:
+        """Bits of one code, from the sign down."""
+        return tuple((bit + 16 * half) % 32 for bit in self.codes[pair])
+
+
+BF16 = Bits(codes=((15, 8, 7, 6), (18, 11, 10, 9), (21, 14, 13, 12), (3, 1, 0, 4)), scale=4)
+FP16 = Bits(codes=((15, 11, 10, 9), (18, 14, 13, 12), (0, 8, 7, 6), (1, 5, 4, 3)), scale=7)
 
 
 @cache
@@ -72,7 +82,7 @@ def _decode_scales() -> Tensor:
 
 
 def shift_exponent(exponent: int) -> int:
-    """Biased exponent of 2^``exponent``: the kernel sees scale x 2^119 in bf16."""
+    """Biased exponent of 2^``exponent``: the kernel sees scale x 2^119 in bf16, scale x 2^7 in fp16."""
     return exponent + 22
 
 
@@ -105,10 +115,11 @@ def _tile_rows(tiles: int, halves: int, pieces: bool) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Sm90Pack:
-    """One of the two packs; ``pieces`` chooses the row order of a single half."""
+    """One of the packs; ``pieces`` chooses the row order of a single half, ``bits`` the operands' dtype."""
 
     name: str
     pieces: bool
+    bits: Bits
 
     def tiles(self, halves: int, rows: int) -> int:
         """m64 tiles of one expert; ``rows`` are those of one half."""
@@ -165,7 +176,7 @@ class Sm90Pack:
         if packed.dim() != 2 or packed.shape[1] != wanted:
             raise LayoutError(f"packed of shape {tuple(packed.shape)}", self.name, f"expected [E, {wanted}]")
         for expert, data in enumerate(packed):
-            scales = _scale_bytes(*_split(data, tiles, depth), depth)
+            scales = _scale_bytes(_split(data, tiles, depth)[1], self.bits)
             wrong = torch.nonzero(scales > LARGEST_SCALE)
             if len(wrong):
                 raise LayoutError(
@@ -191,8 +202,8 @@ class Sm90Pack:
         nibbles = torch.where(encoded.repeat_interleave(BLOCK, 1) == 0, 0, nibbles)
         nibbles = torch.nn.functional.pad(nibbles, (0, columns - depth, 0, 1))[source]
         encoded = torch.nn.functional.pad(encoded, (0, (columns - depth) // BLOCK, 0, 1))[source]
-        words = _code_words(nibbles, tiles, units)
-        scale_words = _scale_words(encoded, tiles, units)
+        words = _code_words(nibbles, tiles, units, self.bits)
+        scale_words = _scale_words(encoded, tiles, units, self.bits)
         unit = torch.cat((scale_words.view(units, tiles, -1), words.view(units, tiles, -1)), -1)
         if not half_tail:
             return unit.flatten()
@@ -201,8 +212,8 @@ class Sm90Pack:
     def _unpack_expert(self, data: Tensor, rows: int, depth: int, halves: int) -> tuple[list[Tensor], list[Tensor]]:
         tiles, (units, _) = self.tiles(halves, rows), units_of(depth)
         words, scales = _split(data, tiles, depth)
-        nibbles = _nibbles(words, tiles, units)
-        blocks = _decode_scales().to(data.device)[_scale_bytes(words, scales, depth).long()]
+        nibbles = _nibbles(words, tiles, units, self.bits)
+        blocks = _decode_scales().to(data.device)[_scale_bytes(scales, self.bits).long()]
         half, row = (index.flatten().to(data.device) for index in _tile_rows(tiles, halves, self.pieces))
         found_codes, found_scales = [], []
         for part in range(halves):
@@ -213,7 +224,7 @@ class Sm90Pack:
         return found_codes, found_scales
 
 
-def _code_words(nibbles: Tensor, tiles: int, units: int) -> Tensor:
+def _code_words(nibbles: Tensor, tiles: int, units: int, bits: Bits) -> Tensor:
     """Codes ``[tiles * 64, units * 128]`` to bytes ``[units, tiles, 2 chunks, 128 threads, 16]``."""
     # [tile, warp, upper, g, unit, chunk, q, j, h, b]
     grid = nibbles.view(tiles, 4, 2, 8, units, 2, 4, 4, 2, 2).int()
@@ -221,46 +232,50 @@ def _code_words(nibbles: Tensor, tiles: int, units: int) -> Tensor:
     for pair in range(4):
         for half in range(2):
             code = grid[:, :, pair & 1, :, :, :, :, :, pair >> 1, half]
-            for shift, bit in zip((3, 2, 1, 0), _BITS[pair, half], strict=True):
+            for shift, bit in zip((3, 2, 1, 0), bits.of(pair, half), strict=True):
                 words |= (code >> shift & 1) << bit
     # [tile, warp, g, unit, chunk, q, j] -> [unit, tile, chunk, warp, g, q, j]
     return words.permute(3, 0, 4, 1, 2, 5, 6).contiguous().view(torch.uint8).view(units, tiles, -1)
 
 
-def _nibbles(words: Tensor, tiles: int, units: int) -> Tensor:
+def _nibbles(words: Tensor, tiles: int, units: int, bits: Bits) -> Tensor:
     """Inverse of :func:`_code_words`."""
     grid = words.contiguous().view(torch.int32).view(units, tiles, 2, 4, 8, 4, 4).permute(1, 3, 4, 0, 2, 5, 6)
     nibbles = torch.zeros(tiles, 4, 2, 8, units, 2, 4, 4, 2, 2, dtype=torch.uint8, device=words.device)
     for pair in range(4):
         for half in range(2):
             code = torch.zeros_like(grid)
-            for shift, bit in zip((3, 2, 1, 0), _BITS[pair, half], strict=True):
+            for shift, bit in zip((3, 2, 1, 0), bits.of(pair, half), strict=True):
                 code |= (grid >> bit & 1) << shift
             nibbles[:, :, pair & 1, :, :, :, :, :, pair >> 1, half] = code.to(torch.uint8)
     return nibbles.view(tiles * UNIT_ROWS, units * UNIT_K)
 
 
-def _scale_words(encoded: Tensor, tiles: int, units: int) -> Tensor:
-    """E5M3 bytes ``[tiles * 64, units * 8]`` to bytes ``[units, tiles, 512]``: chunk 0 at bits 11…4 of each half word,
-    chunk 1 where a swap of the half word's bytes brings it there."""
+def _scale_words(encoded: Tensor, tiles: int, units: int, bits: Bits) -> Tensor:
+    """E5M3 bytes ``[tiles * 64, units * 8]`` to bytes ``[units, tiles, 512]``: chunk 0 at the decoder's bits of each
+    half word, chunk 1 where a swap of the half word's bytes brings it there."""
     grid = encoded.view(tiles, 4, 2, 8, units, 2, 4).int()  # [tile, warp, upper, g, unit, chunk, q]
     words = torch.zeros(tiles, 4, 8, units, 4, dtype=torch.int32, device=encoded.device)
     for upper in range(2):
-        first, second = grid[:, :, upper, :, :, 0], grid[:, :, upper, :, :, 1]
-        words |= first << (4 + 16 * upper) | second >> 4 << (16 * upper) | (second & 15) << (12 + 16 * upper)
+        first, second = (grid[:, :, upper, :, :, chunk] << bits.scale for chunk in range(2))
+        words |= (first | _swap_bytes(second)) << (16 * upper)
     return words.permute(3, 0, 1, 2, 4).contiguous().view(torch.uint8).view(units, tiles, -1)
 
 
-def _scale_bytes(words: Tensor, scales: Tensor, depth: int) -> Tensor:
+def _scale_bytes(scales: Tensor, bits: Bits) -> Tensor:
     """Inverse of :func:`_scale_words`: ``[tiles * 64, units * 8]``; a missing second chunk reads as stored."""
     units, tiles = scales.shape[0], scales.shape[1]
     grid = scales.contiguous().view(torch.int32).view(units, tiles, 4, 8, 4).permute(1, 2, 3, 0, 4)
     out = torch.zeros(tiles, 4, 2, 8, units, 2, 4, dtype=torch.uint8, device=scales.device)
     for upper in range(2):
-        out[:, :, upper, :, :, 0] = (grid >> (4 + 16 * upper) & 255).to(torch.uint8)
-        high, low = grid >> (16 * upper) & 15, grid >> (12 + 16 * upper) & 15
-        out[:, :, upper, :, :, 1] = (high << 4 | low).to(torch.uint8)
+        word = grid >> (16 * upper) & 0xFFFF
+        for chunk, half in enumerate((word, _swap_bytes(word))):
+            out[:, :, upper, :, :, chunk] = (half >> bits.scale & 255).to(torch.uint8)
     return out.view(tiles * UNIT_ROWS, units * (UNIT_K // BLOCK))
+
+
+def _swap_bytes(half_words: Tensor) -> Tensor:
+    return (half_words & 255) << 8 | half_words >> 8
 
 
 def _split(data: Tensor, tiles: int, depth: int) -> tuple[Tensor, Tensor]:
@@ -275,7 +290,9 @@ def _split(data: Tensor, tiles: int, depth: int) -> tuple[Tensor, Tensor]:
     return body[..., SCALE_BYTES:], body[..., :SCALE_BYTES]
 
 
-PACK = Sm90Pack("sm90_m64k128", pieces=False)
-PIECES = Sm90Pack("sm90_m64k128_pieces", pieces=True)
-register_pack(PACK)
-register_pack(PIECES)
+PACK = Sm90Pack("sm90_m64k128", pieces=False, bits=BF16)
+PIECES = Sm90Pack("sm90_m64k128_pieces", pieces=True, bits=BF16)
+PACK_FP16 = Sm90Pack("sm90_m64k128_fp16", pieces=False, bits=FP16)
+PIECES_FP16 = Sm90Pack("sm90_m64k128_pieces_fp16", pieces=True, bits=FP16)
+for _pack in (PACK, PIECES, PACK_FP16, PIECES_FP16):
+    register_pack(_pack)

@@ -10,8 +10,8 @@
 
 namespace moegen {
 
-// K names, beside what block_plan.h lists: Activation, Output (epilogue.cuh), Id, and kWeightedInput,
-// kWeightedCombine: where the router weight is multiplied in.
+// K names, beside what block_plan.h lists: Element (the dtype of tokens), Activation, Output (epilogue.cuh), Id, and
+// kWeightedInput, kWeightedCombine: where the router weight is multiplied in.
 template <class K>
 __device__ __forceinline__ void layer_block(const BlockArguments& p) {
   using P = BlockPlan<K>;

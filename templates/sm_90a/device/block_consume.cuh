@@ -47,6 +47,7 @@ __device__ __forceinline__ void store_share(const BlockSums<L>& acc, const Block
 template <class L>
 __device__ __forceinline__ void multiply_unit(BlockSums<L>& acc, uint32_t (&a)[2][16], uint32_t tokens,
                                               uint32_t weights, uint32_t release) {
+  using Element = typename L::Element;
   const int thread = threadIdx.x % 128;
   const bool releases = thread % 32 == 0 && release != 0;
   uint64_t descriptor = token_descriptor(tokens);
@@ -55,21 +56,21 @@ __device__ __forceinline__ void multiply_unit(BlockSums<L>& acc, uint32_t (&a)[2
     const uint4 first = load_shared_v4(codes), second = load_shared_v4(codes + kChunkBytes);
     const uint32_t word = load_shared(weights + thread * 4);
     wgmma_wait<1>();
-    multiply_chunk<L::kWidth>(acc[0], a[0], first, chunk_scales(word), descriptor);
+    multiply_chunk<L::kWidth, Element>(acc[0], a[0], first, Decoder<Element>::scales(word), descriptor);
     wgmma_wait<1>();
     barrier_arrive_if(release, releases);
-    multiply_chunk<L::kWidth>(acc[0], a[1], second, chunk_scales(swap_scale_chunks(word)),
-                              descriptor + kDescriptorChunk);
+    multiply_chunk<L::kWidth, Element>(acc[0], a[1], second, Decoder<Element>::scales(swap_scale_chunks(word)),
+                                       descriptor + kDescriptorChunk);
   } else {
     uint32_t words[2] = {load_shared(weights + thread * 4), load_shared(weights + kUnitBytes + thread * 4)};
 #pragma unroll 1
     for (int chunk = 0; chunk < 2; chunk++) {
       const uint4 first = load_shared_v4(codes), second = load_shared_v4(codes + kUnitBytes);
       wgmma_wait<1>();
-      multiply_chunk<L::kWidth>(acc[0], a[0], first, chunk_scales(words[0]), descriptor);
+      multiply_chunk<L::kWidth, Element>(acc[0], a[0], first, Decoder<Element>::scales(words[0]), descriptor);
       wgmma_wait<1>();
       barrier_arrive_if(release, releases && chunk == 0);
-      multiply_chunk<L::kWidth>(acc[1], a[1], second, chunk_scales(words[1]), descriptor);
+      multiply_chunk<L::kWidth, Element>(acc[1], a[1], second, Decoder<Element>::scales(words[1]), descriptor);
       words[0] = swap_scale_chunks(words[0]);
       words[1] = swap_scale_chunks(words[1]);
       codes += kChunkBytes;

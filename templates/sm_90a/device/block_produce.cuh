@@ -149,7 +149,7 @@ __device__ __forceinline__ void gather_item(const BlockArguments& p, const Block
         const uint32_t place = target + (r / kGroupRows * 2 + c) * kAtomBytes + pair_offset(r % kGroupRows, piece, q);
         if constexpr (kWeighted) {
           const uint32_t pair = inside ? *reinterpret_cast<const uint32_t*>(source) : 0u;
-          store_shared(place, weighted_pair(pair, weight[r]));
+          store_shared(place, weighted_pair<typename L::Element>(pair, weight[r]));
         } else {
           copy_async_4<true>(place, source, inside ? 4 : 0);
         }

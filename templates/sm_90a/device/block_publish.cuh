@@ -12,6 +12,7 @@ namespace moegen {
 // y of one token over a pair of columns a lane: the formula of combine_rows; `rows` is lane j's row of slot j, or -1.
 template <class L, bool kWeighted>
 __device__ __forceinline__ void combine_columns(const BlockArguments& p, int token, int column, int rows) {
+  using Element = typename L::Element;
   const int lane = threadIdx.x % 32;
   const float lane_weight = kWeighted && lane < L::kTopK ? p.topk_weights[token * L::kTopK + lane] : 1.0f;
   const bool inside = column < L::kHidden;
@@ -27,12 +28,12 @@ __device__ __forceinline__ void combine_columns(const BlockArguments& p, int tok
   for (int j = 0; j < L::kTopK; j++) {
     const float weight = __shfl_sync(~0u, lane_weight, j);
     if (__shfl_sync(~0u, rows, j) < 0) continue;
-    low = kWeighted ? __fmaf_rn(weight, low_bf16(pairs[j]), low) : __fadd_rn(low, low_bf16(pairs[j]));
-    high = kWeighted ? __fmaf_rn(weight, high_bf16(pairs[j]), high) : __fadd_rn(high, high_bf16(pairs[j]));
+    low = kWeighted ? __fmaf_rn(weight, Element::low(pairs[j]), low) : __fadd_rn(low, Element::low(pairs[j]));
+    high = kWeighted ? __fmaf_rn(weight, Element::high(pairs[j]), high) : __fadd_rn(high, Element::high(pairs[j]));
   }
   if (inside) {
     uint16_t* out = p.y + int64_t(token) * L::kHidden + column;
-    *reinterpret_cast<uint32_t*>(out) = bf16_from_f32(low) | uint32_t(bf16_from_f32(high)) << 16;
+    *reinterpret_cast<uint32_t*>(out) = Element::round(low, high);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "elements.cuh"
 #include "grouped_gemm.cuh"
 #include "rounding.cuh"
 #include "tokens.cuh"
@@ -48,14 +49,8 @@ __device__ __forceinline__ float scaled_alpha(const GemmArguments& p, int expert
   return alpha * (kWeightScale * C::Tokens::kScale);
 }
 
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 // Activated values of one channel for tokens 2q, 2q+1 of a group. A names how:
-//   gated, activation(), kRoundGate, kHalves, kPair, kBias, kIntermediate, kWeighted, kTopK
+//   Element (of the rows it stores), activation(), kRoundGate, kHalves, kPair, kBias, kIntermediate, kWeighted, kTopK
 template <class A>
 struct Activated {
   float gate_alpha, up_alpha, gate_bias = 0.0f, up_bias = 0.0f;
@@ -196,7 +191,7 @@ struct CompactRows {
                 const float product = activated.gated(activated.gate(acc[m][4 * i + b]), acc[m][4 * i + 2 + b]);
                 z[b] = inside ? factor.apply(product, b) : 0.0f;
               }
-              return transpose_8x8(pack_bf16(z[0], z[1]));
+              return transpose_8x8(A::Element::pack(z[0], z[1]));
             },
             [&](int i, uint32_t pair) { store_pair(first, i, chunk, pair); });
       } else {
@@ -215,7 +210,8 @@ struct CompactRows {
                 z[b] = low < A::kIntermediate ? factor.apply(activated.first(acc[m][4 * i + b]), b) : 0.0f;
                 y[b] = high < A::kIntermediate ? factor.apply(activated.second(acc[m][4 * i + 2 + b]), b) : 0.0f;
               }
-              return make_uint2(transpose_8x8(pack_bf16(z[0], z[1])), transpose_8x8(pack_bf16(y[0], y[1])));
+              return make_uint2(transpose_8x8(A::Element::pack(z[0], z[1])),
+                                transpose_8x8(A::Element::pack(y[0], y[1])));
             },
             [&](int i, uint2 pairs) {
               store_pair(first, i, tile, pairs.x);
@@ -255,12 +251,11 @@ struct InterleavedRows {
           z[b] = factor.apply(activated.gated(gate[b], acc[m][4 * i + 2 + b]), b);
           gate[b] = factor.real[b] ? gate[b] : 0.0f;
         }
-        const uint32_t gates = transpose_8x8(pack_bf16(gate[0], gate[1])),
-                       products = transpose_8x8(pack_bf16(z[0], z[1]));
+        const uint32_t gates = transpose_8x8(A::Element::pack(gate[0], gate[1])),
+                       products = transpose_8x8(A::Element::pack(z[0], z[1]));
         if (stored < A::kIntermediate) {
           const int64_t row = item.row + i * kGroupRows + lane.g;
-          __nv_bfloat16* out =
-              static_cast<__nv_bfloat16*>(p.out) + row * (2 * A::kIntermediate) + stored / 8 * 16 + stored % 8;
+          uint16_t* out = static_cast<uint16_t*>(p.out) + row * (2 * A::kIntermediate) + stored / 8 * 16 + stored % 8;
           *reinterpret_cast<uint32_t*>(out) = gates;
           *reinterpret_cast<uint32_t*>(out + 8) = products;
         }
@@ -292,7 +287,7 @@ struct Projected {
   }
 };
 
-// gemm2: rows [R, H], row-major; padding rows stay unwritten. O names kHidden, kPair, kBias.
+// gemm2: rows [R, H], row-major; padding rows stay unwritten. O names Element, kHidden, kPair, kBias.
 template <class O>
 struct OutputRows {
   static constexpr int kAlphas = 1;
@@ -307,13 +302,13 @@ struct OutputRows {
       Projected<O> projected;
       projected.template prepare<C>(p, item.expert, tile, lane);
       const int stored = tile * 64 + lane.warp * 16 + lane.q * 4;
-      __nv_bfloat16* out = static_cast<__nv_bfloat16*>(p.out) + int64_t(item.row + lane.g) * O::kHidden + stored;
+      uint16_t* out = static_cast<uint16_t*>(p.out) + int64_t(item.row + lane.g) * O::kHidden + stored;
       each_group<C>(
           item.rows,
           [&](int i) {
             const float* v = acc[m] + 4 * i;
-            return make_uint2(transpose_8x8(pack_bf16(projected.value(v[0], 0), projected.value(v[1], 0))),
-                              transpose_8x8(pack_bf16(projected.value(v[2], 1), projected.value(v[3], 1))));
+            return make_uint2(transpose_8x8(O::Element::pack(projected.value(v[0], 0), projected.value(v[1], 0))),
+                              transpose_8x8(O::Element::pack(projected.value(v[2], 1), projected.value(v[3], 1))));
           },
           [&](int i, uint2 pairs) {
             if (i * kGroupRows + lane.g < item.rows && stored < O::kHidden) {

@@ -1,4 +1,4 @@
-// Grouped GEMM: packed NVFP4 weights x bf16 token rows, one expert a group, fp32 accumulators handed to an epilogue.
+// Grouped GEMM: packed NVFP4 weights x 16-bit token rows, one expert a group, fp32 accumulators handed to an epilogue.
 //
 // Weights are wgmma's A operand, decoded into registers; tokens are B, in shared memory. kGroups consumer warpgroups
 // own kTiles m64 weight tiles each; a producer fills a ring of stages of K = 128: tokens, then weights.
@@ -19,7 +19,8 @@
 
 namespace moegen {
 
-// C is the configuration that gemm_plan.h describes, with `Tokens` (tokens.cuh) and `Epilogue` (epilogue.cuh).
+// C is the configuration that gemm_plan.h describes, with `Operand` (the dtype of both operands: Bf16, Fp16), `Tokens`
+// (tokens.cuh) and `Epilogue` (epilogue.cuh).
 
 // Where one stage's barriers and bytes lie.
 template <class C>
@@ -84,13 +85,13 @@ inline constexpr int kDescriptorStep = 32 >> 4;
 inline constexpr int kDescriptorChunk = kAtomBytes >> 4;
 
 // Four k16 steps: 64 rows x 64 of K against the token tile.
-template <int N>
+template <int N, class Operand>
 __device__ __forceinline__ void multiply_chunk(float (&acc)[N / 2], uint32_t (&a)[16], const uint4& words,
                                                uint32_t scales, uint64_t descriptor) {
-  decode_words(words, broadcast_low(scales), broadcast_high(scales), a);
+  decode_words<Operand>(words, broadcast_low(scales), broadcast_high(scales), a);
   wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < 4; j++) Wgmma<N>::multiply(acc, a + 4 * j, descriptor + j * kDescriptorStep);
+  for (int j = 0; j < 4; j++) Wgmma<N>::template multiply<Operand>(acc, a + 4 * j, descriptor + j * kDescriptorStep);
   wgmma_commit();
 }
 
@@ -99,6 +100,7 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[N / 2], uint32_t (&a
 template <class C>
 __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2], Ring<C>& ring) {
   using P = Plan<C>;
+  using Operand = typename C::Operand;
   const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, group = threadIdx.x / 128;
   const uint32_t offset = P::kTokenBytes + group * C::kTiles * kUnitBytes;
 #pragma unroll
@@ -121,11 +123,11 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
       const uint32_t word = load_shared(scales);
       const uint4 second = load_shared_v4(codes + kChunkBytes);
       wgmma_wait<1>();
-      multiply_chunk<C::kWidth>(acc[0], a[0], first, chunk_scales(word), descriptor);
+      multiply_chunk<C::kWidth, Operand>(acc[0], a[0], first, Decoder<Operand>::scales(word), descriptor);
       wgmma_wait<1>();
       barrier_arrive_if(release, lane == 0 && unit > 0);
-      multiply_chunk<C::kWidth>(acc[0], a[1], second, chunk_scales(swap_scale_chunks(word)),
-                                descriptor + kDescriptorChunk);
+      multiply_chunk<C::kWidth, Operand>(acc[0], a[1], second, Decoder<Operand>::scales(swap_scale_chunks(word)),
+                                         descriptor + kDescriptorChunk);
     } else {
       uint32_t words[C::kTiles];
 #pragma unroll
@@ -140,7 +142,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
           if (m + 1 < C::kTiles) next = load_shared_v4(codes + (m + 1) * kUnitBytes);
           wgmma_wait<C::kTiles - 1>();  // this tile's operands of the chunk before
           if (m == C::kTiles - 1) barrier_arrive_if(release, lane == 0 && unit > 0 && chunk == 0);
-          multiply_chunk<C::kWidth>(acc[m], a[m], now, chunk_scales(words[m]), descriptor + step);
+          multiply_chunk<C::kWidth, Operand>(acc[m], a[m], now, Decoder<Operand>::scales(words[m]), descriptor + step);
           words[m] = swap_scale_chunks(words[m]);
         }
         codes += kChunkBytes;

@@ -4,21 +4,22 @@
 #include <cstdint>
 
 #include "blocks.cuh"
+#include "elements.cuh"
 #include "ptx.cuh"
-#include "rounding.cuh"
 #include "rows.cuh"
 
 namespace moegen {
 
-// Two bf16 values times a weight, each rounded once.
+// Two values times a weight, each rounded once.
+template <class Element>
 __device__ __forceinline__ uint32_t weighted_pair(uint32_t pair, float weight) {
-  return uint32_t(bf16_from_f32(__fmul_rn(low_bf16(pair), weight))) |
-         uint32_t(bf16_from_f32(__fmul_rn(high_bf16(pair), weight))) << 16;
+  return Element::round(__fmul_rn(Element::low(pair), weight), __fmul_rn(Element::high(pair), weight));
 }
 
+template <class Element>
 __device__ __forceinline__ uint4 weighted_words(const uint4& w, float weight) {
-  return make_uint4(weighted_pair(w.x, weight), weighted_pair(w.y, weight), weighted_pair(w.z, weight),
-                    weighted_pair(w.w, weight));
+  return make_uint4(weighted_pair<Element>(w.x, weight), weighted_pair<Element>(w.y, weight),
+                    weighted_pair<Element>(w.z, weight), weighted_pair<Element>(w.w, weight));
 }
 
 // Zeroes those of 32 rows from `first` that pad an expert's last group; a warp looks after four of them.
@@ -57,7 +58,7 @@ __device__ __forceinline__ uint4 transpose_words(uint4 w) {
 // blocks that clear padding rows (32 rows each); y shares of the chunks. A chunk of a row is 128 bytes: lane bits 1 and
 // 2 are block q, bit 0 the block's half; 16 bytes hold one pair of each of four pieces, and a transposition over q
 // makes whole pieces.
-template <int kColumns, int kTopK, bool kWeighted>
+template <class Element, int kColumns, int kTopK, bool kWeighted>
 __device__ __forceinline__ void gather_rows(const uint16_t* __restrict__ x, const int32_t* __restrict__ row_slot,
                                             const int32_t* __restrict__ slot_row, const int32_t* __restrict__ totals,
                                             const float* __restrict__ weights, uint8_t* __restrict__ out,
@@ -94,7 +95,7 @@ __device__ __forceinline__ void gather_rows(const uint16_t* __restrict__ x, cons
     const uint4 plain = kWeighted ? words : transpose_words<2>(words);
 #pragma unroll
     for (int j = 0; j < kTopK; j++) {
-      const uint4 piece = kWeighted ? transpose_words<2>(weighted_words(words, weight[j])) : plain;
+      const uint4 piece = kWeighted ? transpose_words<2>(weighted_words<Element>(words, weight[j])) : plain;
       if ((present >> j & 1u) && chunk < kChunks)
         *reinterpret_cast<uint4*>(out + targets[j] + chunk * kAtomBytes) = piece;
     }
@@ -126,7 +127,7 @@ __device__ __forceinline__ void deinterleave_rows(const uint16_t* __restrict__ p
 
 // y[t] = sum over ascending j of w_j * row_j, fp32, one rounding; grid: x tokens, y shares of 256 x 8 columns. Routing
 // and weights are complete when the kernel starts (gemm2 ran between), so only the rows are waited for.
-template <int kColumns, int kTopK, bool kWeighted>
+template <class Element, int kColumns, int kTopK, bool kWeighted>
 __device__ __forceinline__ void combine_rows(const uint16_t* __restrict__ rows, const int32_t* __restrict__ slot_row,
                                              const float* __restrict__ weights, uint16_t* __restrict__ y) {
   const int64_t token = blockIdx.x;
@@ -151,18 +152,18 @@ __device__ __forceinline__ void combine_rows(const uint16_t* __restrict__ rows, 
   for (int j = 0; j < kTopK; j++) {
     if (row[j] < 0) continue;
     float wide[8];
-    widen_16_bytes(values[j], wide);
+    widen_16_bytes<Element>(values[j], wide);
 #pragma unroll
     for (int i = 0; i < 8; i++) sum[i] = kWeighted ? __fmaf_rn(weight[j], wide[i], sum[i]) : __fadd_rn(sum[i], wide[i]);
   }
   uint32_t words[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) words[i] = bf16_from_f32(sum[2 * i]) | uint32_t(bf16_from_f32(sum[2 * i + 1])) << 16;
+  for (int i = 0; i < 4; i++) words[i] = Element::round(sum[2 * i], sum[2 * i + 1]);
   *reinterpret_cast<uint4*>(y + token * kColumns + column) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 // One rounding of sums that gemm2 accumulated; grid as combine_rows.
-template <int kColumns>
+template <class Element, int kColumns>
 __device__ __forceinline__ void round_sums(const float* __restrict__ sums, uint16_t* __restrict__ y) {
   const int64_t token = blockIdx.x;
   const int column = (blockIdx.y * 256 + threadIdx.x) * 8;
@@ -174,7 +175,7 @@ __device__ __forceinline__ void round_sums(const float* __restrict__ sums, uint1
   const float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   uint32_t words[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) words[i] = bf16_from_f32(v[2 * i]) | uint32_t(bf16_from_f32(v[2 * i + 1])) << 16;
+  for (int i = 0; i < 4; i++) words[i] = Element::round(v[2 * i], v[2 * i + 1]);
   *reinterpret_cast<uint4*>(y + token * kColumns + column) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 

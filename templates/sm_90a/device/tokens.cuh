@@ -1,8 +1,8 @@
 // Token sources of the grouped GEMM: what fills a stage's token half, and the weights beside it.
 //
 // RowTokens       rows already in the private order (rows.cuh): bulk copies by one warp.
-// StagedTokens    a warpgroup or two read, decode and store: GatheredRows take bf16 rows of x through row_slot and
-//                 multiply them by the router weight, CodeRows take E2M1 codes and E4M3 scales and store their exact
+// StagedTokens    a warpgroup or two read, decode and store: GatheredRows take rows of x through row_slot and multiply
+//                 them by the router weight, CodeRows take E2M1 codes and E4M3 scales and store their exact
 //                 bf16 product x 2^-7.
 // GatheredTokens  (gathered.cuh) rows of x through row_slot by asynchronous copies.
 #pragma once
@@ -124,8 +124,8 @@ struct RowTokens {
   }
 };
 
-// Sixteen bf16 elements of a row of x, times the slot's router weight, each product rounded once.
-template <int kTopK>
+// Sixteen elements of a row of x, times the slot's router weight, each product rounded once.
+template <class Element, int kTopK>
 struct GatheredRows {
   static constexpr float kScale = 1.0f;
   static constexpr int kRegisters = 8;
@@ -149,11 +149,7 @@ struct GatheredRows {
 
   static __device__ __forceinline__ uint32_t pair(const Fragment& f, int i) {
     const uint32_t words[8] = {f.low.x, f.low.y, f.low.z, f.low.w, f.high.x, f.high.y, f.high.z, f.high.w};
-    const float low = __fmul_rn(__uint_as_float(words[i] << 16), f.weight);
-    const float high = __fmul_rn(__uint_as_float(words[i] & 0xFFFF0000u), f.weight);
-    uint32_t rounded;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(rounded) : "f"(high), "f"(low));
-    return rounded;
+    return Element::pack(__fmul_rn(Element::low(words[i]), f.weight), __fmul_rn(Element::high(words[i]), f.weight));
   }
 };
 

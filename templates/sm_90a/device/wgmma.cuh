@@ -1,4 +1,4 @@
-// wgmma m64nNk16, bf16 x bf16 to fp32: A from registers, B (K-major, 128-byte swizzle) from shared memory.
+// wgmma m64nNk16, bf16 or fp16 operands to fp32: A from registers, B (K-major, 128-byte swizzle) from shared memory.
 //
 // An operand list must be spelt out: MOEGEN_NAMES_n is the text of the first n accumulators, MOEGEN_BINDINGS_n their
 // constraints; MOEGEN_WGMMA puts a width together, `a0`... naming the operands after the accumulators.
@@ -76,16 +76,23 @@ struct Wgmma;
 #define MOEGEN_NAMES_128 MOEGEN_NAMES_124 ", %124, %125, %126, %127"
 #define MOEGEN_BINDINGS_128 MOEGEN_BINDINGS_124, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
 
-#define MOEGEN_WGMMA(N, HALF, a0, a1, a2, a3, b)                                                                 \
-  template <>                                                                                                    \
-  struct Wgmma<N> {                                                                                              \
-    static __device__ __forceinline__ void multiply(float (&d)[HALF], const uint32_t* a, uint64_t tokens) {      \
-      asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N                   \
-                   "k16.f32.bf16.bf16 {" MOEGEN_NAMES_##HALF "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b \
-                                                             ", p, 1, 1, 0; }"                                   \
-                   : MOEGEN_BINDINGS_##HALF                                                                      \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens));                                   \
-    }                                                                                                            \
+#define MOEGEN_MULTIPLY(TYPE, N, HALF, a0, a1, a2, a3, b)                                                           \
+  asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
+               " {" MOEGEN_NAMES_##HALF "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b ", p, 1, 1, 0; }"       \
+               : MOEGEN_BINDINGS_##HALF                                                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens))
+
+#define MOEGEN_WGMMA(N, HALF, a0, a1, a2, a3, b)                                                            \
+  template <>                                                                                               \
+  struct Wgmma<N> {                                                                                         \
+    template <class Operand>                                                                                \
+    static __device__ __forceinline__ void multiply(float (&d)[HALF], const uint32_t* a, uint64_t tokens) { \
+      if constexpr (Operand::kFp16) {                                                                       \
+        MOEGEN_MULTIPLY("f16", N, HALF, a0, a1, a2, a3, b);                                                 \
+      } else {                                                                                              \
+        MOEGEN_MULTIPLY("bf16", N, HALF, a0, a1, a2, a3, b);                                                \
+      }                                                                                                     \
+    }                                                                                                       \
   };
 
 MOEGEN_WGMMA(8, 4, 4, 5, 6, 7, 8)
@@ -122,5 +129,6 @@ MOEGEN_WGMMA(248, 124, 124, 125, 126, 127, 128)
 MOEGEN_WGMMA(256, 128, 128, 129, 130, 131, 132)
 
 #undef MOEGEN_WGMMA
+#undef MOEGEN_MULTIPLY
 
 }  // namespace moegen
