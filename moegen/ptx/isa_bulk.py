@@ -11,7 +11,7 @@ from moegen.ptx.emit import Emit, Lowered, Pure
 from moegen.ptx.isa_atomic import combine
 from moegen.ptx.isa_copy import Site, deliver, poison, read_global, wait_groups
 from moegen.ptx.isa_memory import raise_fault
-from moegen.ptx.memory import MemoryFault, low_part
+from moegen.ptx.memory import LOW_MASK, MemoryFault
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
 from moegen.ptx.state import Cta
@@ -45,10 +45,10 @@ def _bulk_load(e: Emit) -> Lowered:
         for lane in np.flatnonzero(m).tolist():
             _one_bulk_load(
                 w,
-                int(low_part(np.uint64(dst.lane(w, lane)))),
+                dst.lane(w, lane) & LOW_MASK,
                 src.lane(w, lane),
                 int(w.R[size][lane]),
-                int(low_part(np.uint64(bar.lane(w, lane)))),
+                bar.lane(w, lane) & LOW_MASK,
                 None if mask_slot is None else int(w.R[mask_slot][lane]),
             )
 
@@ -102,7 +102,7 @@ def _bulk_to_cluster(e: Emit) -> Lowered:
 
     def run(w: "Warp", m: Mask) -> None:
         for lane in np.flatnonzero(m).tolist():
-            places = [int(low_part(np.uint64(p.lane(w, lane)))) for p in (dst, src, bar)]
+            places = [p.lane(w, lane) & LOW_MASK for p in (dst, src, bar)]
             _one_bulk_to_cluster(w, places, int(w.R[size][lane]))
 
     return e.effect(run)
@@ -182,7 +182,7 @@ def _bulk_store(e: Emit) -> Lowered:
         for lane in np.flatnonzero(m).tolist():
             site = Site(w)
             amount, target = int(w.R[size][lane]), dst.lane(w, lane)
-            source = int(low_part(np.uint64(src.lane(w, lane))))
+            source = src.lane(w, lane) & LOW_MASK
             _check_bulk(site, amount, target, source)
             try:
                 cta, offset = w.cta.resolve(source)

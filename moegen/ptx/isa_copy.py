@@ -6,7 +6,7 @@ import numpy as np
 
 from moegen.ptx import groups
 from moegen.ptx.asyncs import Operation
-from moegen.ptx.dtypes import ALL, LANES, Mask
+from moegen.ptx.dtypes import LANES, Mask
 from moegen.ptx.emit import Effect, Emit, Lowered
 from moegen.ptx.isa_mbarrier import lanes_by_address
 from moegen.ptx.isa_memory import raise_fault, shared_groups
@@ -15,7 +15,7 @@ from moegen.ptx.mbarrier import Mbarrier
 from moegen.ptx.memory import GlobalMemory, MemoryFault
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta
+from moegen.ptx.state import Cta, lane_count
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -196,7 +196,7 @@ def _cp_mbarrier(e: Emit) -> Lowered:
             if barrier is None:
                 site.fault(Check.MBARRIER, "cp.async arrives on an mbarrier that is not initialised", address)
                 return
-            count = LANES if lanes is ALL else int(lanes.sum())
+            count = lane_count(lanes)
             if not no_increment:
                 barrier.pending += count
             ticket = machine.races.issue(w, "cp.async", advance=False) if machine.races is not None else None

@@ -13,10 +13,11 @@ from moegen.ptx.dtypes import Mask
 from moegen.ptx.emit import Emit, Lowered, Pure
 from moegen.ptx.isa_copy import Site, deliver, poison
 from moegen.ptx.isa_memory import raise_fault
-from moegen.ptx.memory import MemoryFault, low_part
+from moegen.ptx.memory import LOW_MASK, MemoryFault
 from moegen.ptx.program import Sink
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
+from moegen.ptx.state import lane_count
 
 if TYPE_CHECKING:
     from moegen.ptx.state import Grid
@@ -43,12 +44,12 @@ def _try_cancel(e: Emit) -> Lowered:
 
     def run(w: "Warp", m: Mask) -> None:
         machine, site = w.cta.machine, Site(w)
-        if int(m.sum()) != 1:
-            machine.fault(w, Check.CONVERGENCE, f"try_cancel by {int(m.sum())} lanes: one is needed")
+        if lane_count(m) != 1:
+            machine.fault(w, Check.CONVERGENCE, f"try_cancel by {lane_count(m)} lanes: one is needed")
         lane = int(m.argmax())
         targets = w.cta.cluster.ctas if everywhere else [w.cta]
         try:
-            place, barrier = (w.cta.resolve(int(low_part(np.uint64(p.lane(w, lane)))))[1] for p in (dst, bar))
+            place, barrier = (w.cta.resolve(p.lane(w, lane) & LOW_MASK)[1] for p in (dst, bar))
             if place % _RESPONSE:
                 raise MemoryFault("misaligned", f"a response at {place:#x}: a multiple of 16 is needed", place)
             for cta in targets:

@@ -1,6 +1,6 @@
 """mbarrier instructions."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from moegen.ptx.emit import Emit, Lowered, Place
 from moegen.ptx.isa_memory import raise_fault
 from moegen.ptx.kernel import BLOCK, YIELD
 from moegen.ptx.mbarrier import MAX_COUNT, Mbarrier
-from moegen.ptx.memory import RANK_SHIFT, MemoryFault, low_part
+from moegen.ptx.memory import LOW_MASK, RANK_SHIFT, MemoryFault, low_part
 from moegen.ptx.program import Address
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane
+from moegen.ptx.state import Cta, first_lane, lane_count
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -24,6 +24,8 @@ _ANY_SPACE = "{,.shared,.shared::cta,.shared::cluster}"
 
 def lanes_by_address(w: "Warp", place: Place, m: Mask) -> list[tuple[int, Mask]]:
     """Distinct addresses (window removed) of the active lanes, each with its lanes."""
+    if lane_count(m) == 1:
+        return [(place.lane(w, first_lane(m)) & LOW_MASK, m)]
     addresses = low_part(place.lanes(w).astype(np.uint64))
     first = int(addresses[first_lane(m)])
     if m is ALL and addresses.tobytes() == addresses[:1].tobytes() * LANES:
@@ -95,15 +97,15 @@ def _inval(e: Emit) -> Lowered:
     return e.effect(run)
 
 
-def _arrive_lanes(w: "Warp", barrier: Mbarrier, address: int, counts: Any, drop: bool) -> list[int]:
+def _arrive_lanes(w: "Warp", barrier: Mbarrier, address: int, counts: list[int], drop: bool) -> list[int]:
     """Arrivals of several lanes; returns the phase each lane saw."""
-    total = int(counts.sum())
+    total = sum(counts)
     if not drop and total <= barrier.pending:
         phase = barrier.phase
         barrier.arrive(total)
         return [phase] * len(counts)
     phases = []
-    for count in counts.tolist():
+    for count in counts:
         phases.append(barrier.phase)
         if not (barrier.drop(count) if drop else barrier.arrive(count)):
             message = f"{count} arrivals at an mbarrier that waits for {barrier.pending} more of {barrier.expected}"
@@ -132,13 +134,13 @@ def _arrive(e: Emit) -> Lowered:
             races = machine.races
             if races is not None:
                 races.mbarrier_arrive(w, barrier)
-            values = None if amount is None else w.R[amount][lanes].astype(np.int64)
-            number = LANES if lanes is ALL else int(lanes.sum())
-            if expect and values is not None:
-                barrier.expect(int(values.sum()))
-                values = None
-            counts = np.ones(number, np.int64) if values is None else values
-            states[lanes] = _arrive_lanes(w, barrier, address, counts, drop)
+            counts = [1] * lane_count(lanes) if amount is None else w.R[amount][lanes].tolist()
+            if expect:
+                barrier.expect(sum(counts))
+                counts = [1] * len(counts)
+            phases = _arrive_lanes(w, barrier, address, counts, drop)
+            if dst is not None:
+                states[lanes] = phases
         machine.events += 1
         if dst is not None:
             w.set(dst, states, m)
@@ -186,7 +188,7 @@ def _wait(e: Emit) -> Lowered:
         address = groups[0][0]
         _, barrier = barrier_at(w, address, "shared::cta")
         tokens = w.R[token]
-        uniform = len(groups) == 1 and bool(((tokens == tokens[first_lane(m)]) | ~m).all())
+        uniform = len(groups) == 1 and (lane_count(m) == 1 or bool(((tokens == tokens[first_lane(m)]) | ~m).all()))
         if not uniform:
             result = np.zeros(LANES, np.bool_)
             for lane in np.flatnonzero(m).tolist():

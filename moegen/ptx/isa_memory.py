@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moegen.ptx.dtypes import ALL, LANES, Mask, PtxType
+from moegen.ptx.dtypes import LANES, Mask, PtxType
 from moegen.ptx.emit import Emit, Lowered, Order, Place, Pure
 from moegen.ptx.memory import (
     RANK_SHIFT,
@@ -22,7 +22,7 @@ from moegen.ptx.memory import (
 )
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane
+from moegen.ptx.state import Cta, first_lane, lane_count
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -226,11 +226,12 @@ def _vector_length(e: Emit) -> int:
 def _static_param(e: Emit, kind: PtxType, dests: list[int], place: Place) -> Lowered:
     """A load at a fixed parameter offset: one value for all lanes."""
 
+    width, limit = kind.nbytes, e.entry.param_bytes
+
     def run(w: "Warp", m: Mask) -> None:
-        width = kind.nbytes
         for k, dst in enumerate(dests):
             start = place.offset + k * width
-            if start + width > w.kernel.entry.param_bytes:
+            if start + width > limit:
                 raise_fault(w, MemoryFault("out-of-bounds", f"parameter load at {start}", start))
             value = w.cta.grid.params[start : start + width].view(kind.store)
             w.set(dst, widen(np.repeat(value, LANES), kind, _width(e, dst, kind)), m)
@@ -282,7 +283,7 @@ def _ld(e: Emit) -> Lowered:
             raise_fault(w, fault)
             return
         note_global(w, space, place.lanes(w), width, m, order, write=False)
-        w.cta.machine.count_bytes(name, width * (LANES if m is ALL else int(m.sum())))
+        w.cta.machine.count_bytes(name, width * lane_count(m))
         if count == 1:
             w.set(dests[0], widen(got, kind, bits[0]) if bits[0] != kind.bits else got, m)
             return
@@ -332,7 +333,7 @@ def _st(e: Emit) -> Lowered:
             raise_fault(w, fault)
             return
         note_global(w, space, place.lanes(w), width, m, order, write=True)
-        w.cta.machine.count_bytes(name, width * (LANES if m is ALL else int(m.sum())))
+        w.cta.machine.count_bytes(name, width * lane_count(m))
 
     return e.effect(run)
 

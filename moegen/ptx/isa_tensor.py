@@ -13,12 +13,12 @@ from moegen.ptx.isa_atomic import combine
 from moegen.ptx.isa_bulk import bulk_load_targets, submit_store
 from moegen.ptx.isa_copy import Site, deliver, poison
 from moegen.ptx.isa_memory import raise_fault
-from moegen.ptx.memory import MemoryFault, low_part
+from moegen.ptx.memory import LOW_MASK, MemoryFault
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane
+from moegen.ptx.state import Cta, first_lane, lane_count
 from moegen.ptx.swizzle import swizzle
-from moegen.ptx.tensormap import TensorMap, TensorMapError
+from moegen.ptx.tensormap import Rows, TensorMap, TensorMapError
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -87,29 +87,27 @@ def gather_box(memory: Any, m: TensorMap, coords: tuple[int, ...], ticket: Any) 
     chunks = m.box_bytes // 16
     per_row = m.inner_bytes // 16
     source, target, length = tensormap.inner_range(m, coords[0])
-    offsets, inside = tensormap.rows(m, coords[1:])
-    if not length or not inside.any():
+    rows = tensormap.rows(m, coords[1:])
+    if not length or not rows.offsets.size:
         return np.zeros(chunks, np.complex128)
-    whole = length == m.inner_bytes and bool(inside.all())
-    used = offsets if whole else offsets[inside]
-    block, shift = _block_of(memory, m, used, source, length)
+    block, shift = _block_of(memory, m, rows, source, length)
+    starts = rows.offsets + shift
     if ticket is not None:
-        ticket.global_rows(block, used + shift, length, write=False)
-    if whole and (shift & 15) == 0:
-        index = ((used + shift) >> 4)[:, None] + np.arange(per_row)
+        ticket.global_rows(block, starts, length, write=False)
+    if rows.whole and length == m.inner_bytes and (shift & 15) == 0:
+        index = (starts >> 4)[:, None] + np.arange(per_row)
         return block.views[16].take(index.reshape(-1))
-    image = np.zeros((inside.size, m.inner_bytes), np.uint8)
-    index = (used + shift)[:, None] + np.arange(length)
-    image[np.flatnonzero(inside)[:, None], target + np.arange(length)] = block.data[index]
+    image = np.zeros((rows.inside.size, m.inner_bytes), np.uint8)
+    index = starts[:, None] + np.arange(length)
+    image[np.flatnonzero(rows.inside)[:, None], target + np.arange(length)] = block.data[index]
     return image.reshape(-1).view(np.complex128)
 
 
-def _block_of(memory: Any, m: TensorMap, offsets: Any, source: int, length: int) -> tuple[Any, int]:
+def _block_of(memory: Any, m: TensorMap, rows: Rows, source: int, length: int) -> tuple[Any, int]:
     """Allocation that holds all rows, and what to add to a row offset to index it."""
-    low, high = int(offsets.min()), int(offsets.max())
-    first = m.address + low + source
+    first = m.address + rows.low + source
     block = memory.find(first, max(length, 1))
-    block.bytes(first, high - low + length)
+    block.bytes(first, rows.high - rows.low + length)
     return block, m.address + source - block.origin
 
 
@@ -123,27 +121,27 @@ def scatter_box(memory: Any, m: TensorMap, coords: tuple[int, ...], image: Any, 
         MemoryFault: the box leaves registered memory.
     """
     source, target, length = tensormap.inner_range(m, coords[0])
-    offsets, inside = tensormap.rows(m, coords[1:])
-    if not length or not inside.any():
+    rows = tensormap.rows(m, coords[1:])
+    if not length or not rows.offsets.size:
         return 0
     if m.rank == 1 and op is None:
         # Seen on an H200: the last 16 bytes of a 1d tensor are stored whole, beyond an end inside them.
         length = min(length + -(source + length) % 16, m.inner_bytes - target)
-    used = offsets[inside]
-    block, shift = _block_of(memory, m, used, source, length)
+    block, shift = _block_of(memory, m, rows, source, length)
+    starts = rows.offsets + shift
     if ticket is not None:
-        ticket.global_rows(block, used + shift, length, write=True, reduce=op is not None)
-    rows = image.view(np.uint8).reshape(inside.size, m.inner_bytes)[inside, target : target + length]
+        ticket.global_rows(block, starts, length, write=True, reduce=op is not None)
+    stored = image.view(np.uint8).reshape(rows.inside.size, m.inner_bytes)[rows.inside, target : target + length]
     width = 1 if kind is None else kind.nbytes
     unit = 16 if kind is None and length % 16 == 0 and shift % 16 == 0 else width
-    index = ((used + shift) // unit)[:, None] + np.arange(length // unit)
+    index = (starts // unit)[:, None] + np.arange(length // unit)
     view = block.views[unit]
-    data = np.ascontiguousarray(rows).view(view.dtype)
+    data = np.ascontiguousarray(stored).view(view.dtype)
     if op is None:
         view[index] = data
     else:
         view[index] = op(view[index], data)
-    return int(used.size * length)
+    return int(starts.size * length)
 
 
 # -- loads -------------------------------------------------------------------------------------------------------
@@ -170,9 +168,9 @@ def _tensor_load(e: Emit) -> Lowered:
             _issue_load(
                 w,
                 read_map(w, place, lane),
-                tuple(int(np.int32(w.R[c].view(np.int32)[lane])) for c in coords),
-                int(low_part(np.uint64(dst.lane(w, lane)))),
-                int(low_part(np.uint64(bar.lane(w, lane)))),
+                tuple(int(w.R[c].view(np.int32)[lane]) for c in coords),
+                dst.lane(w, lane) & LOW_MASK,
+                bar.lane(w, lane) & LOW_MASK,
                 None if mask_slot is None else int(w.R[mask_slot][lane]),
                 pair,
             )
@@ -273,10 +271,10 @@ def _tensor_store(e: Emit) -> Lowered:
         sources = [place.lanes(w), src.lanes(w), *(w.R[c] for c in coords)]
         first = first_lane(m)
         alike = all(bool(((source == source[first]) | ~m).all()) for source in sources)
-        if alike and reduce and int(m.sum()) > 1:
+        if alike and reduce and lane_count(m) > 1:
             w.cta.machine.fault(w, Check.CONVERGENCE, "a tensor reduction issued by several lanes", first)
         for lane in [first] if alike else np.flatnonzero(m).tolist():
-            at = tuple(int(np.int32(w.R[c].view(np.int32)[lane])) for c in coords)
+            at = tuple(int(w.R[c].view(np.int32)[lane]) for c in coords)
             key = (place.lane(w, lane), at, src.lane(w, lane))
             if key in issued:
                 # Identical stores of one warp are one store: generated code runs them without electing a lane.
@@ -284,7 +282,7 @@ def _tensor_store(e: Emit) -> Lowered:
                     w.cta.machine.fault(w, Check.CONVERGENCE, "a tensor reduction issued by several lanes", lane)
                 continue
             issued.add(key)
-            _issue_store(w, read_map(w, place, lane), at, int(low_part(np.uint64(key[2]))), name)
+            _issue_store(w, read_map(w, place, lane), at, key[2] & LOW_MASK, name)
 
     return e.effect(run)
 
@@ -417,7 +415,7 @@ def _map_fence(e: Emit) -> Lowered:
 
     def run(w: "Warp", m: Mask) -> None:
         try:
-            cta, offset = w.cta.resolve(int(low_part(np.uint64(src.lane(w, 0)))))
+            cta, offset = w.cta.resolve(src.lane(w, 0) & LOW_MASK)
             target = w.cta.machine.memory.bytes(dst.lane(w, 0), _MAP_BYTES)
             target[:] = cta.shared.bytes(offset, _MAP_BYTES)
         except MemoryFault as fault:

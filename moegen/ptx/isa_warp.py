@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moegen.ptx.dtypes import ALL, LANES, Mask
+from moegen.ptx.dtypes import ALL, LANE_IDS, LANES, Mask
 from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.isa_packed import nan_min_max
 from moegen.ptx.kernel import BLOCK
@@ -56,13 +56,13 @@ def _elect(e: Emit) -> Lowered:
     members = e.src("b32")
     if pred_dst is None:
         raise e.fail("elect.sync gives lane|predicate")
-    one_hot = np.eye(LANES, dtype=np.bool_)
+    one_hot, numbers = np.eye(LANES, dtype=np.bool_), np.repeat(LANE_IDS, LANES).reshape(LANES, LANES)
 
     def run(w: "Warp", m: Mask) -> int | None:
         if gathered(w, m, w.R[members]) is not None:
             return BLOCK
         leader = first_lane(m)
-        w.set(lane_dst, np.full(LANES, leader, np.uint32), m)
+        w.set(lane_dst, numbers[leader], m)
         w.set(pred_dst, one_hot[leader], m)
         return None
 

@@ -223,6 +223,9 @@ def dp4a(a: Any, b: Any, c: Any, kinds: str) -> Any:
 
 def cat(parts: list[Any], dtype: Any) -> Any:
     """Joins registers into a wider one; the first is the least significant."""
+    if len(parts) == 2 and dtype.kind == "u":
+        low, high = (part.astype(dtype) for part in parts)
+        return low | high << dtype.type(parts[0].dtype.itemsize * 8)
     shape = max((part.shape for part in parts), key=len)
     out = np.empty((*shape, len(parts)), parts[0].dtype)
     for k, part in enumerate(parts):

@@ -17,7 +17,7 @@ SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 2 << 56
 PARAM_WINDOW = 3 << 56
 _WINDOW_SHIFT = 56
-_LOW = (1 << 56) - 1
+LOW_MASK = (1 << 56) - 1
 #: Shared memory below this offset belongs to the system.
 SHARED_RESERVED = 0x400
 #: Bits of a shared::cluster address that hold the offset; the CTA's rank lies above.
@@ -261,7 +261,7 @@ def window(address: int) -> str:
 
 def low_part(addresses: Any) -> Any:
     """Offset within a window, as u64 lanes."""
-    return addresses & np.uint64(_LOW)
+    return addresses & np.uint64(LOW_MASK)
 
 
 def element(width: int) -> np.dtype[Any]:

@@ -19,7 +19,7 @@ def accumulate_exact(a: Any, b: Any, c: Any | None) -> Any:
     """
     total = a.astype(np.float64, copy=False) @ b.astype(np.float64, copy=False).T
     if c is not None:
-        total += c
+        total += c.astype(np.float64)
     return total.astype(_F4)
 
 

@@ -379,3 +379,8 @@ class Machine:
 def first_lane(mask: Mask) -> int:
     """Lowest active lane."""
     return 0 if mask is ALL else int(mask.argmax())
+
+
+def lane_count(mask: Mask) -> int:
+    """Number of active lanes."""
+    return LANES if mask is ALL else mask.tobytes().count(1)

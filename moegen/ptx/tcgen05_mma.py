@@ -28,7 +28,7 @@ from moegen.ptx.options import Numerics
 from moegen.ptx.program import Address
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane
+from moegen.ptx.state import Cta, first_lane, lane_count
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -99,7 +99,7 @@ def scales(cta: Cta, column: int, rows: int, first: int, count: int, name: str, 
     if ticket is not None:
         ticket.tmem_read(cta, 32, column, groups)
     raw = np.ascontiguousarray(words.T).view(np.uint8).reshape(groups * 32, 4)[:rows, first : first + count]
-    return formats.table(name)[raw]
+    return formats.table(name).take(raw)
 
 
 # -- block-scaled kinds ------------------------------------------------------------------------------------------
@@ -167,8 +167,9 @@ def _mma_scaled(e: Emit) -> Lowered:
 
 
 def _single(w: "Warp", m: Mask) -> None:
-    if int(m.sum()) != 1:
-        w.cta.machine.fault(w, Check.CONVERGENCE, f"tcgen05.mma issued by {int(m.sum())} lanes: one is needed")
+    count = lane_count(m)
+    if count != 1:
+        w.cta.machine.fault(w, Check.CONVERGENCE, f"tcgen05.mma issued by {count} lanes: one is needed")
 
 
 def _check_scaled(w: "Warp", shape: BlockScaled, kind: _Kind, two: bool) -> None:
@@ -229,8 +230,7 @@ class _Scaled:
 
 
 def _scaled(values: Any, factors: Any, block: int) -> Any:
-    rows = values.shape[0]
-    return (values.reshape(rows, -1, block) * factors[:, :, None]).reshape(rows, -1)
+    return values * factors.repeat(block, axis=1)
 
 
 def accumulator(cta: Cta, column: int, rows: int, n: int, accumulate: bool, ticket: Any) -> Any:

@@ -9,7 +9,7 @@ interleave, 13-14 swizzle); 3-6 strides of dimensions 1-4 in 16-byte units (low 
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -167,14 +167,27 @@ def _grid(box: tuple[int, ...]) -> tuple[Any, ...]:
     return tuple(g.reshape(-1) for g in reversed(grids))
 
 
-@lru_cache(maxsize=512)
-def rows(m: TensorMap, outer: tuple[int, ...]) -> tuple[Any, Any]:
-    """Rows of a box at element coordinates of dimensions 1 and up.
+class Rows(NamedTuple):
+    """Rows of a box in a tensor.
 
-    Returns:
-        Byte offset of each row's element 0 of dimension 0 from the map's address (int64), and whether the row lies
-        inside the tensor in every outer dimension.
+    Attributes:
+        offsets: of the rows that lie inside the tensor in every outer dimension, bytes from the map's address to the
+            row's element 0 of dimension 0 (int64).
+        inside: whether each row of the box is one of them.
+        whole: all are.
+        low, high: least and largest offset; 0 where there is none.
     """
+
+    offsets: Any
+    inside: Any
+    whole: bool
+    low: int
+    high: int
+
+
+@lru_cache(maxsize=512)
+def rows(m: TensorMap, outer: tuple[int, ...]) -> Rows:
+    """Rows of a box at element coordinates of dimensions 1 and up."""
     count = m.box_bytes // m.inner_bytes
     offsets = np.zeros(count, np.int64)
     inside = np.ones(count, np.bool_)
@@ -182,8 +195,10 @@ def rows(m: TensorMap, outer: tuple[int, ...]) -> tuple[Any, Any]:
         at = grid + outer[k]
         inside &= (at >= 0) & (at < m.dims[k + 1])
         offsets += at * m.strides[k]
+    offsets = offsets[inside]
     offsets.flags.writeable = inside.flags.writeable = False
-    return offsets, inside
+    low, high = (int(offsets.min()), int(offsets.max())) if offsets.size else (0, 0)
+    return Rows(offsets, inside, offsets.size == count, low, high)
 
 
 def inner_range(m: TensorMap, first: int) -> tuple[int, int, int]:

@@ -70,9 +70,16 @@ class Warp:
     def split(self, target: int, taken: Mask, after: int) -> None:
         """Sends the ``taken`` lanes of the active mask to ``target``, the rest on to ``after``; the lower pc runs."""
         rest = self.mask & ~taken
-        self._suspend(target, taken)
-        self._suspend(after, rest)
-        self._resume()
+        if self.groups or target == after:
+            self._suspend(target, taken)
+            self._suspend(after, rest)
+            self._resume()
+        elif target < after:
+            self.pc, self.mask = target, taken
+            self.groups.append(Group(after, rest))
+        else:
+            self.pc, self.mask = after, rest
+            self.groups.append(Group(target, taken))
 
     def scatter(self, targets: "list[tuple[int, Mask]]", after: int) -> None:
         """Sends lanes of the active mask to targets, the rest on to ``after``; the lowest pc runs."""
