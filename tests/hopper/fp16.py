@@ -6,24 +6,31 @@ import torch
 from hopper.cases import HopperCase, private_buffers
 from hopper.grids import GEMM1, GEMM2, case_of
 from hopper.workshop import ladder_variant, stream_variant
-from kernels.cases import DYNAMIC, SWIZZLED, buffers, generator
+from kernels.cases import DYNAMIC, STATIC, SWIZZLED, buffers, generator
 from kernels.pairwise import Row, covering
 from torch import Tensor
 
 from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS, LADDER
 from moegen.codegen.variant import Variant
 from moegen.core.devices import H200
-from moegen.core.enums import CombineMode, Epilogue, OpKind, RouterWeight, TokenDtype
+from moegen.core.enums import CombineMode, Contract, Epilogue, OpKind, RouterWeight, TokenDtype
 from moegen.core.errors import MoegenError
 from moegen.core.ops import Numerics
 from moegen.numerics import e2m1
 
 FP16 = TokenDtype.FP16
-#: The activation's arithmetic does not depend on the tokens' dtype: one of each kind of constant and of gate.
+#: What does not meet the tokens' dtype takes few values.
 FEWER = {
-    "mode": tuple(mode for mode in GEMM1["mode"] if mode[1] is not Epilogue.FUSED_FP4),
-    "activation": ("swiglu", "swiglu_oai", "geglu_tanh", "relu2"),
     "dtype": (FP16,),
+    "geometry": ("odd", "deep", "wide"),
+    "warpgroups": (2, 4, 5),
+    "blocks": (1, 2),
+    "row_scales": (SWIZZLED,),
+}
+FEWER_GEMM1 = {
+    "mode": tuple(mode for mode in GEMM1["mode"] if mode[1] is not Epilogue.FUSED_FP4),
+    "activation": ("swiglu", "swiglu_oai", "relu2"),
+    "contract": (Contract.TE,),
 }
 ON_INPUT = Numerics(router_weight=RouterWeight.INPUT)
 
@@ -139,5 +146,5 @@ def every_product() -> tuple[Variant, HopperCase, dict[str, Tensor]]:
     return ladder_variant(case.ops()[OpKind.GEMM2], "n8_16"), case, private_buffers(case, given)
 
 
-GEMM1_ROWS = covering({**GEMM1, **FEWER}, _allowed)
-GEMM2_ROWS = covering({**GEMM2, "dtype": (FP16,)}, _allowed)
+GEMM1_ROWS = covering({**GEMM1, **FEWER, **FEWER_GEMM1}, _allowed)
+GEMM2_ROWS = covering({**GEMM2, **FEWER, "h_scale": (STATIC,)}, _allowed)

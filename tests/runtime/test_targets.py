@@ -22,6 +22,11 @@ FORMS: dict[str, dict[str, Any]] = {
         "activations": {"format": "bf16", "activation_scale": None},
         "epilogues": ["interleaved", "compact"],
     },
+    "w4a16_fp16": {
+        "activations": {"format": "bf16", "dtype": "fp16", "activation_scale": None},
+        "numerics": {"pre_quant_round": "fp32"},
+        "epilogues": ["interleaved", "compact"],
+    },
 }
 
 
