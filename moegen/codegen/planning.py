@@ -279,8 +279,7 @@ def _pipeline(candidate: Candidate, judge: Judge) -> Pipeline:
     variants = [step.variant for step in candidate.steps]
     limits = [judge.catalog.most_tokens(variant.op, variant.schedule) for variant in variants]
     most = min((limit for limit in limits if limit is not None), default=None)
-    # One kernel for the whole layer beats a chain by waits that no byte count shows: chosen where it was measured only.
-    modelled = [] if candidate.shape.block else [count for count in tokens if most is None or count <= most]
+    modelled = [count for count in tokens if most is None or count <= most]
     return Pipeline(
         name=candidate.name,
         target=judge.catalog.target,

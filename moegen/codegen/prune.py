@@ -70,6 +70,7 @@ def prune(
 ) -> tuple[list[Kept], list[Dropped]]:
     """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit``, groups in turn.
 
+    Kernels for the whole layer come after the points: they are few, and serve no large batch by which they would rank.
     ``paired``: after the points come all candidates of the default's mode with one schedule for both gemms, so that
     measurements meet every schedule that a spec lists, beside its like.
     ``points`` names the batches that ``Candidate.times_us`` is about. Row tiles and points are looked for in the
@@ -90,6 +91,9 @@ def prune(
     for point in spread(len(points)):
         if len(kept) < limit:
             keep(min(rivals, key=lambda c: c.times_us[point]), f"best at {points[point]}")
+    for candidate in rivals:
+        if len(kept) < limit and candidate.shape.block:
+            keep(candidate, "one kernel for the whole layer")
     for candidate in rivals if paired else ():
         if len(kept) < limit and _is_paired(candidate) and candidate.shape.epilogue is default.shape.epilogue:
             keep(candidate, "one schedule for both gemms")

@@ -50,8 +50,7 @@ class Pipeline:
     """The unit that is tuned and chosen: an epilogue mode and one variant per op over one weight pack.
 
     ``model_us`` holds the time model's prediction at rising token counts under uniform routing (microseconds): ranks
-    candidates only, never shown as a measurement; empty: chosen where it was measured only. ``most_tokens``: it serves
-    no larger call; None: any.
+    candidates only, never shown as a measurement. ``most_tokens``: it serves no larger call; None: any.
     """
 
     name: str

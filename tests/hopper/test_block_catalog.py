@@ -22,6 +22,7 @@ from moegen.core.devices import H200
 from moegen.core.enums import ActFormat, CombineMode, Epilogue, OpKind, Target, TokenDtype
 from moegen.core.ops import OpSpec
 from moegen.core.package import pipeline_from_json
+from moegen.runtime.decision import Decider
 from moegen.runtime.workspace import main_op, plan_arena
 from moegen.spec.models import Activations
 
@@ -77,6 +78,44 @@ def test_time_is_infinite_beyond_the_slots() -> None:
     assert times[2] < times[3] == float("inf")
 
 
+GEOMETRY = ("hidden", "intermediate", "experts", "top_k")
+#: (hidden, intermediate, experts, top_k): microseconds by token count, with one and with two m64 weight tiles an item.
+MEASURED = {
+    (2048, 768, 128, 8): {1: (14.4, 15.3), 2: (19.4, 21.6), 4: (30.5, 29.0), 8: (49.5, 45.3), 16: (76.0, 69.6)},
+    (2880, 2880, 128, 4): {1: (25.6, 27.5), 2: (37.9, 39.8), 4: (65.3, 63.4), 8: (118.9, 112.0), 16: (216.4, 202.2)},
+    (7168, 2048, 256, 8): {1: (57.3, 56.5), 2: (107.5, 104.6), 8: (378.7, 362.1), 32: (1143.8, 1085.5)},
+}
+
+
+@pytest.mark.parametrize("sizes", MEASURED, ids=str)
+def test_modelled_times_follow_the_measured_ones(sizes: tuple[int, int, int, int]) -> None:
+    """Figures of benchmarks/hopper/NOTES_BLOCK.md, within a tenth."""
+    experts, top_k = sizes[2:]
+    op = block_op(HopperCase(**{**SMALL, **dict(zip(GEOMETRY, sizes, strict=True))}))
+    for tokens, measured in MEASURED[sizes].items():
+        load = expected_load(tokens, experts, top_k, 8)
+        for tiles, wanted_us in zip((1, 2), measured, strict=True):
+            schedule = BLOCK.make(width=8, warpgroups=4, tiles=tiles, slots=256)
+            assert CATALOG.time_us(op, schedule, H200, load) == pytest.approx(wanted_us, rel=0.1), (tokens, tiles)
+
+
+@pytest.mark.parametrize("sizes", MEASURED, ids=str)
+def test_untuned_layers_take_one_kernel_where_it_is_faster(sizes: tuple[int, int, int, int]) -> None:
+    layer = spec(
+        geometry=dict(zip(GEOMETRY, sizes, strict=True)),
+        activations=Activations(format=ActFormat.BF16),
+        epilogues=("compact",),
+        targets=("sm_90a",),
+        schedules={},
+        tune={"tokens": [1, 32, 512], "routing": ["uniform"], "pipelines": 12},
+    )
+    made = plan(layer, Target.SM_90A)
+    offered = {pipeline.name: pipeline for pipeline in made.pipelines}
+    decider = Decider(pipelines=offered, default=made.default, notify=lambda _: None)
+    taken = {tokens: main_op(offered[decider.decide(tokens).pipeline]).kind for tokens in (1, 2, 16, 32, 64, 4096)}
+    assert {tokens for tokens, kind in taken.items() if kind is OpKind.BLOCK} == {1, 2}
+
+
 def test_plans_offer_blocks_beside_separate_ops() -> None:
     """Never as the default, with their limit, and only where one kernel can compute the mode."""
     layer = spec(
@@ -89,7 +128,7 @@ def test_plans_offer_blocks_beside_separate_ops() -> None:
         assert len(pipeline.steps) == 1
         assert pipeline.name != made.default
         assert pipeline.most_tokens is not None
-        assert pipeline.model_us == ()  # so that only a measurement can choose it
+        assert max(tokens for tokens, _ in pipeline.model_us) <= pipeline.most_tokens
         assert (pipeline.epilogue, pipeline.combine) == (Epilogue.COMPACT, CombineMode.ORDERED)
         assert main_op(pipeline) == pipeline.steps[0].op
         assert plan_arena(pipeline, 10**6) == plan_arena(pipeline, pipeline.most_tokens)

@@ -89,6 +89,9 @@ def test_a_decoder_needs_a_multiprocessor_of_its_own_and_narrow_tiles() -> None:
     assert verdict(coded, "n8", warpgroups=2, blocks=2) == "blocks"
     assert verdict(coded, "n128") == ""
     assert verdict(coded, "n136") == "token_width"
+    ungated = replace(CASE, w4a4=True, epilogue=Epilogue.FUSED_FP4, activation=ACTIVATIONS["relu2"])
+    assert verdict(gemm(case=ungated), "n96") == ""
+    assert verdict(gemm(case=ungated), "n104") == "token_width"
 
 
 def test_gathered_rows_are_copied_unless_they_are_weighted() -> None:

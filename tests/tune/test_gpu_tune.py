@@ -34,7 +34,7 @@ def test_a_package_is_tuned_and_served_from_its_table(
     assert all(trial.clock_mhz and trial.clock_mhz > 300 for trial in trials)
     checked = [trial.err_rel for trial in trials if trial.err_rel is not None]
     assert checked
-    assert 0 < max(checked) <= 5e-3
+    assert max(checked) <= 5e-3  # exactly 0 where every partial sum fits fp32
     for routing in ("uniform", "zipf=1"):
         package = load(made.directory, target=Target.SM_90A, store=made.store, routing=routing)
         sources = {package.decider.decide(tokens).source for tokens in range(1, 601)}

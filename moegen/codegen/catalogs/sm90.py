@@ -90,6 +90,8 @@ GATHER_WIDTHS = 32
 """Rows that a gathering gemm1 multiplies by their router weight pass through registers: wider tiles would spill."""
 DECODE_WIDTHS = 128
 """Codes of a W4A4 token tile pass through registers too, at a third of the width in registers."""
+QUANTISING_WIDTHS = 96
+"""Without a gate a thread has twice the values to quantise: wider tiles would spill."""
 LIBRARY: Mapping[OpKind, tuple[str, ...]] = {
     OpKind.ROUTE: ("route.cuh",),
     OpKind.QUANTIZE: ("quantize.cuh",),
@@ -179,15 +181,21 @@ def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
         return illegal("warpgroups", "no kernel of this ladder is narrow enough to choose", narrowest=ladder[0])
     if staged(op) and schedule.family is CLAIMS:
         return illegal("claims", "producer threads that decode rows walk the items each by itself")
-    limit = DECODE_WIDTHS if op.w4a4 else GATHER_WIDTHS if staged(op) else 256
-    if ladder[-1] > limit:
-        return illegal("token_width", "the token producer's registers hold fewer rows", width=ladder[-1], limit=limit)
+    if ladder[-1] > widest(op):
+        return illegal("token_width", "registers hold fewer rows of a tile", width=ladder[-1], limit=widest(op))
     if op.epilogue is Epilogue.FUSED_FP4 and op.gated:
         for width in ladder:
             groups, tiles = warpgroups_of(op, schedule, width)
             if groups * tiles % 2:
                 return illegal("chunk", "a block's channels need an even number of m64 tiles", tiles=groups * tiles)
     return LEGAL
+
+
+def widest(op: OpSpec) -> int:
+    """Most rows of a token tile that the producer's and the epilogue's registers take."""
+    if op.epilogue is Epilogue.FUSED_FP4 and not op.gated:
+        return QUANTISING_WIDTHS
+    return DECODE_WIDTHS if op.w4a4 else GATHER_WIDTHS if staged(op) else 256
 
 
 def holds_little(op: OpSpec) -> bool:

@@ -39,10 +39,13 @@ HELPER_WARPS = 8
 """Two that stream weights, four that bring tokens, two publishers."""
 
 # Rates of one H200 (benchmarks/hopper/NOTES_BLOCK.md); they rank candidates, no report shows them.
-WAITS_US = 8.5
+# By weight tiles of an item, least squares over the table of measured layers there.
+WAITS_US = {1: 5.7, 2: 6.6}
 """Launch, routing, the first weights; from the first product's last rows to the second's first; the last rows to y."""
-UNIT_US = {1: 0.166, 2: 0.157}
-"""One K unit of an m64 tile on one multiprocessor, by weight tiles of an item."""
+UNIT_US = {1: 0.147, 2: 0.143}
+"""One K unit of an m64 tile on one multiprocessor."""
+ITEM_US = {1: 0.49, 2: 0.67}
+"""Claiming an item, adding its partial sums and storing its rows, as far as no other item hides it."""
 
 
 def most_tokens(op: OpSpec, schedule: Schedule) -> int:
@@ -136,18 +139,18 @@ PREDICATES: tuple[Predicate, ...] = (serves_layer, useful_shape, fits_device)
 
 
 def block_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
-    """Modelled time of a layer; infinite beyond the kernel's slots."""
+    """Modelled time of a layer: waves of items, and the waits; infinite beyond the kernel's slots."""
     if load.tokens > most_tokens(op, schedule):
         return math.inf
     rows = load.rows / max(load.hit_experts, 1e-9)
     token_tiles = load.hit_experts * max(1.0, math.ceil(rows / schedule.number("width")))
     of_item = schedule.number("tiles")
-    total = WAITS_US
+    total = WAITS_US[of_item]
     for kind in (OpKind.GEMM1, OpKind.GEMM2):
         gemm = side(op, kind)
         items = token_tiles * -(-weight_tiles(gemm) // of_item)
         waves = max(items / device.cores, math.ceil(items / device.cores) if items < 4 * device.cores else 0)
-        total += waves * -(-gemm.k // UNIT_K) * of_item * UNIT_US[of_item]
+        total += waves * (-(-gemm.k // UNIT_K) * of_item * UNIT_US[of_item] + ITEM_US[of_item])
     return total
 
 
