@@ -5,7 +5,8 @@
 Mutants are those of ``benchmarks/ptx/mutation.py``, a sample of each kernel's, fixed by a seed. A mutant is judged as
 the proof judges a kernel: launched on the interpreter under its five adversaries, each with the race detector, it must
 write the reference's bytes and give no finding. Survivors are listed with line and text; ``class`` is filled in by hand
-and kept when the same mutant survives again.
+and kept when the same mutant survives again. Fates are noted in ``build/mutation`` as they come, so an interrupted run
+goes on where it was, and a larger sample holds a smaller one.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from kernels.compare import check_op
 
 from moegen.build.toolchain import OBJECT, PTX
 from moegen.cli.console import progress
+from moegen.core.canonical import digest
 from moegen.core.enums import Target
 from moegen.ptx import ADVERSARIES, ExecutionError, PtxError
 from moegen.ptx.parser import parse
@@ -52,6 +54,11 @@ class Mutant:
     line: int
     what: str
     new: str
+
+    @property
+    def name(self) -> str:
+        """What tells mutants of a kernel apart."""
+        return f"{self.line} {self.what} -> {self.new.strip()}"
 
     def text(self, original: str) -> str:
         """The whole PTX with the change."""
@@ -83,9 +90,10 @@ def prepare() -> None:
 
 
 def sampled(kernel: str, count: int) -> list[Mutant]:
-    """``count`` of a kernel's mutants, or all."""
+    """``count`` of a kernel's mutants, or all, in an order that the seed fixes."""
     found = [Mutant(*item) for item in json.loads((folder(kernel) / "mutants.json").read_text())]
-    return found if len(found) <= count else sorted(random.Random(SEED).sample(found, count), key=lambda m: m.line)
+    random.Random(SEED).shuffle(found)
+    return found[:count]
 
 
 def run(kernel: str, directory: Path, most_steps: int) -> int:
@@ -103,9 +111,15 @@ def run(kernel: str, directory: Path, most_steps: int) -> int:
     return steps
 
 
-def judge(kernel: str, mutant: Mutant, most_steps: int) -> str:
-    """``survived``, ``invalid``, or how a mutant was noticed."""
+def judge(kernel: str, mutant: Mutant, most_steps: int) -> tuple[str, float]:
+    """What became of a mutant, and the seconds that it took."""
+    began = time.monotonic()
     torch.set_num_threads(1)
+    return _fate(kernel, mutant, most_steps), round(time.monotonic() - began, 1)
+
+
+def _fate(kernel: str, mutant: Mutant, most_steps: int) -> str:
+    """``survived``, ``invalid``, or how the mutant was noticed."""
     place = folder(kernel)
     text = mutant.text((place / PTX).read_text())
     try:
@@ -127,25 +141,38 @@ def judge(kernel: str, mutant: Mutant, most_steps: int) -> str:
     return "survived"
 
 
-def score(kernel: str, mutants: list[Mutant], jobs: int, known: dict[tuple[int, str], str]) -> dict[str, Any]:
-    """Judges all mutants of one kernel."""
-    began = time.monotonic()
+def judged(kernel: str, mutants: list[Mutant], jobs: int) -> dict[str, tuple[str, float]]:
+    """Fate and seconds of each mutant by name; those that an earlier run judged of the same PTX are kept."""
+    notes, text = folder(kernel) / "fates.json", (folder(kernel) / PTX).read_text()
+    held = json.loads(notes.read_text()) if notes.exists() else {}
+    fates = held["fates"] if held.get("ptx") == digest(text, "moegen.mutation") else {}
+    todo = [mutant for mutant in mutants if mutant.name not in fates]
     most_steps = PATIENCE * run(kernel, folder(kernel), 2_000_000_000)
-    fates: Counter[str] = Counter()
-    survivors: list[dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")
-    with progress(kernel, len(mutants)) as lane, ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        futures = {pool.submit(judge, kernel, mutant, most_steps): mutant for mutant in mutants}
+    with progress(kernel, len(todo)) as lane, ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        futures = {pool.submit(judge, kernel, mutant, most_steps): mutant for mutant in todo}
         for future in as_completed(futures):
-            mutant, fate = futures[future], future.result()
-            fates[fate] += 1
-            if fate == "survived":
-                kind = known.get((mutant.line, mutant.what), "")
-                survivors.append({"line": mutant.line, "mutant": mutant.what, "class": kind})
-            lane.advance(fate)
+            fates[futures[future].name] = future.result()
+            notes.write_text(json.dumps({"ptx": digest(text, "moegen.mutation"), "fates": fates}, indent=0))
+            lane.advance(future.result()[0])
+    return {mutant.name: tuple(fates[mutant.name]) for mutant in mutants}
+
+
+def score(kernel: str, mutants: list[Mutant], jobs: int, known: dict[tuple[int, str], str]) -> dict[str, Any]:
+    """Judges mutants of one kernel; ``known`` has classes of survivors by line and change."""
+    found = judged(kernel, mutants, jobs)
+    fates = Counter(fate for fate, _ in found.values())
+    survivors = [
+        {"line": mutant.line, "mutant": mutant.what, "class": known.get((mutant.line, mutant.what), "")}
+        for mutant in mutants
+        if found[mutant.name][0] == "survived"
+    ]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     valid = len(mutants) - fates["invalid"]
     equivalent = sum(survivor["class"].startswith("equivalent") for survivor in survivors)
     return {
+        "commit": commit.stdout.strip(),
+        "date": date.today().isoformat(),
         "schedule": KERNELS[kernel].variant.schedule.name,
         "mutants": valid,
         "killed": valid - len(survivors),
@@ -154,7 +181,7 @@ def score(kernel: str, mutants: list[Mutant], jobs: int, known: dict[tuple[int, 
         "score of the others": round((valid - len(survivors)) / (valid - equivalent), 3),
         "by": dict(fates.most_common()),
         "survivors": sorted(survivors, key=lambda item: item["line"]),
-        "seconds": round(time.monotonic() - began),
+        "seconds": round(sum(seconds for _, seconds in found.values())),
     }
 
 
@@ -178,14 +205,7 @@ def main() -> None:
         found = json.loads((folder(kernel) / "mutants.json").read_text())
         known = {(item["line"], item["mutant"]): item["class"] for item in old.get(kernel, {}).get("survivors", [])}
         table[kernel] = {"of": len(found), **score(kernel, sampled(kernel, asked.sample), asked.jobs, known)}
-        said = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-        record = {
-            "what": "compiled and interpreted",
-            "date": date.today().isoformat(),
-            "commit": said.stdout.strip(),
-            "seed": SEED,
-            "kernels": table,
-        }
+        record = {"what": "compiled and interpreted", "seed": SEED, "kernels": table}
         asked.file.write_text(json.dumps(record, indent=1) + "\n")
         print(
             kernel,
