@@ -1,8 +1,8 @@
 """Runs every built sm_90a pipeline of some packages once, for compute-sanitizer to look at.
 
-    compute-sanitizer --tool memcheck python -m benchmarks.hopper.sanitize PACKAGE ... [--tokens 1,40,600]
+    compute-sanitizer --tool memcheck python -m benchmarks.hopper.sanitize PACKAGE ... [--tokens 1,20,200]
 
-Inputs go to experts by a Zipf profile, so that one call has empty experts, small ones and one that takes several tiles.
+The packages of ``sanitize_specs`` hold every kernel family. Inputs go to experts by a Zipf profile, so that one call has empty experts, small ones and one that takes several tiles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POISON = 0x7F
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("packages", type=Path, nargs="+")
-    parser.add_argument("--tokens", default="1,40,600")
+    parser.add_argument("--tokens", default="1,20,200")
     options = parser.parse_args()
     kernels: set[str] = set()
     for package in options.packages:
