@@ -2,7 +2,8 @@
 
     compute-sanitizer --tool memcheck python -m benchmarks.hopper.sanitize PACKAGE ... [--tokens 1,20,200]
 
-The packages of ``sanitize_specs`` hold every kernel family. Inputs go to experts by a Zipf profile, so that one call has empty experts, small ones and one that takes several tiles.
+The specs of ``sanitize_specs`` hold every kernel family. Inputs go to experts by a Zipf profile, so that one call has
+empty experts, small ones and one that takes several tiles.
 """
 
 from __future__ import annotations
