@@ -26,6 +26,7 @@ from moegen.core.enums import (
     OpKind,
     ScaleLayout,
     Target,
+    TokenDtype,
 )
 from moegen.core.ops import OpSpec
 from moegen.core.runner import Kernel
@@ -36,7 +37,14 @@ from moegen.spec.models import Geometry as SpecGeometry
 
 STATIC_ENCODE = 2688.0 / 16.0
 """Second-level scale of W4A4 rows whose largest value is about 16."""
-DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8}
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "f32": torch.float32,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.uint8,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +61,8 @@ class Geometry:
 class Config:
     """Schedules of one pipeline: ladders of both gemms, whether gemm1 gathers its rows itself, exp and division class,
     operand format and epilogue mode; ``block``: token width, warpgroups, weight tiles and slots of the one kernel that
-    computes the whole layer, instead of ladders; ``full``: the form with biases and a clamped activation."""
+    computes the whole layer, instead of ladders; ``full``: the form with biases and a clamped activation; ``fp16``:
+    tokens in fp16; ``decoded``: W4A4 rows reach the gemms as products of code and scale."""
 
     gemm1: tuple[str, int, int, int, bool]
     gemm2: tuple[str, int, int, int, bool]
@@ -64,6 +73,8 @@ class Config:
     epilogue: Epilogue = Epilogue.COMPACT
     block: tuple[int, int, int, int] | None = None
     full: bool = False
+    fp16: bool = False
+    decoded: bool = False
 
 
 OAI = ActivationSpec(kind=ActivationKind.SWIGLU_OAI, alpha=1.702, limit=7.0, beta=1.0)
@@ -80,13 +91,20 @@ def layer_spec(geometry: Geometry, config: Config) -> LayerSpec:
         activation=OAI if config.full else ActivationSpec(kind=ActivationKind.SWIGLU),
         weights=Weights(bias=config.full),
         activations=Activations(
-            format=ActFormat.NVFP4 if config.w4a4 else ActFormat.BF16, activation_scale=static if config.w4a4 else None
+            format=ActFormat.NVFP4 if config.w4a4 else ActFormat.BF16,
+            dtype=TokenDtype.FP16 if config.fp16 else TokenDtype.BF16,
+            activation_scale=static if config.w4a4 else None,
         ),
         numerics=NumericsSpec(activation_math=ActivationMath.FAST if config.fast else ActivationMath.EXACT),
         epilogues=(config.epilogue,),
         combine=(CombineMode.ORDERED,),
         targets=(Target.SM_90A,),
     )
+
+
+def pack_of(config: Config) -> str:
+    """The one pack of both gemms."""
+    return "sm90_m64k128_fp16" if config.fp16 and not config.w4a4 else "sm90_m64k128"
 
 
 def pipeline(geometry: Geometry, config: Config) -> tuple[Variant, ...]:
@@ -97,9 +115,11 @@ def pipeline(geometry: Geometry, config: Config) -> tuple[Variant, ...]:
         row_tile=ROW_TILE,
         rows_layout=ROWS_LAYOUT,
         fused_gather=config.gather,
+        decoded=config.decoded,
         block=config.block is not None,
     )
-    ops = pipeline_ops(layer_spec(geometry, config), shape, ("sm90_m64k128", "sm90_m64k128"))
+    pack = pack_of(config)
+    ops = pipeline_ops(layer_spec(geometry, config), shape, (pack, pack))
     return tuple(_variant(op, config) for op in ops)
 
 
@@ -141,9 +161,13 @@ class Bank:
     """Packed weights of a layer: gate and up rows fused as [gate; up], codes and linear scales, one alpha an expert."""
 
     def __init__(
-        self, geometry: Geometry, w1: tuple[Tensor, Tensor, Tensor], w2: tuple[Tensor, Tensor, Tensor]
+        self,
+        geometry: Geometry,
+        w1: tuple[Tensor, Tensor, Tensor],
+        w2: tuple[Tensor, Tensor, Tensor],
+        name: str = "sm90_m64k128",
     ) -> None:
-        pack, half = weight_pack("sm90_m64k128"), geometry.intermediate
+        pack, half = weight_pack(name), geometry.intermediate
         codes, scales, alpha = w1
         halves = tuple(
             Projection(codes=codes[:, part], scales=scales[:, part]) for part in (slice(0, half), slice(half, 2 * half))

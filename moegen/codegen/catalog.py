@@ -102,6 +102,10 @@ class Catalog(Protocol):
         """Orders of ``x_rows`` and ``h_rows`` (``OpSpec.rows_layout``) that whole pipelines can use, ``""`` = plain."""
         ...
 
+    def decoded_forms(self) -> tuple[bool, ...]:
+        """Forms of W4A4 rows between a quantising op and a gemm (``OpSpec.decoded``), the preferred one first."""
+        ...
+
     def scale_layout(self, declared: ScaleLayout) -> ScaleLayout:
         """Order of block scales, of rows and of weights, that kernels read where a spec declares ``declared``.
 

@@ -69,6 +69,7 @@ class OpFacts(_Model):
     token: str
     gated: bool
     w4a4: bool
+    decoded: bool
     epilogue: str
     fused_fp4: bool
     interleaved: bool
@@ -189,6 +190,7 @@ def op_facts(op: OpSpec) -> OpFacts:
         token="fp16" if op.dtype is TokenDtype.FP16 else "bf16",
         gated=op.gated,
         w4a4=op.w4a4,
+        decoded=op.decoded,
         epilogue=op.epilogue.value if op.epilogue else "",
         fused_fp4=op.epilogue is Epilogue.FUSED_FP4,
         interleaved=op.epilogue is Epilogue.INTERLEAVED,

@@ -21,7 +21,7 @@ def weight_bytes(op: OpSpec) -> int:
 
 
 def _row_bytes(op: OpSpec, columns: int) -> int:
-    return fp4_bytes(columns) if op.w4a4 else TOKEN_BYTES * columns
+    return fp4_bytes(columns) if op.reads_codes else TOKEN_BYTES * columns
 
 
 def gemm_bytes(op: OpSpec, load: Load) -> float:
@@ -43,12 +43,13 @@ def gemm_flops(op: OpSpec, load: Load) -> float:
 def stream_bytes(op: OpSpec, load: Load) -> float:
     """Bytes a memory-bound op must move."""
     h, i = TOKEN_BYTES * op.hidden, TOKEN_BYTES * op.intermediate
+    quantised = _row_bytes(op, op.k)
     per_row = {
         OpKind.ROUTE: 24,
-        OpKind.QUANTIZE: op.k * TOKEN_BYTES + fp4_bytes(op.k),
+        OpKind.QUANTIZE: op.k * TOKEN_BYTES + quantised,
         OpKind.GATHER: 2 * h,
         OpKind.DEINTERLEAVE: 3 * i,
-        OpKind.DEINTERLEAVE_QUANTIZE: 2 * i + fp4_bytes(op.intermediate),
+        OpKind.DEINTERLEAVE_QUANTIZE: 2 * i + quantised,
         OpKind.COMBINE: h,
     }[op.kind]
     per_token = {OpKind.COMBINE: h}.get(op.kind, 0)

@@ -24,6 +24,7 @@ class Shape:
     """What sets one op chain of a spec apart.
 
     ``rows_layout`` is the order of token rows between ops; ``fused_gather``: a W4A16 gemm1 gathers its rows itself;
+    ``decoded``: a quantising op of a W4A4 layer decodes what it rounds, and the gemm after it reads bf16 products;
     ``block``: one op computes the whole layer (W4A16, compact, ordered).
     """
 
@@ -32,6 +33,7 @@ class Shape:
     row_tile: int
     rows_layout: str = ""
     fused_gather: bool = True
+    decoded: bool = False
     block: bool = False
 
 
@@ -88,8 +90,14 @@ class _Maker:
         scale = self.spec.activations.activation_scale
         return scale.gemm2 if scale else None
 
-    def row_layout(self) -> ScaleLayout:
-        return self.spec.scale_layout.activations if self.w4a4 else ScaleLayout.LINEAR
+    def row_layout(self, codes: bool = True) -> ScaleLayout:
+        """Order of rows' block scales; ``codes`` False: the op neither reads nor writes any."""
+        return self.spec.scale_layout.activations if self.w4a4 and codes else ScaleLayout.LINEAR
+
+    @property
+    def decoded_middle(self) -> bool:
+        """True when gemm2 reads products: a fused epilogue writes codes."""
+        return self.shape.decoded and self.shape.epilogue is not Epilogue.FUSED_FP4
 
     def only_weight(self, *used: RouterWeight) -> RouterWeight:
         """The declared place of the router weight where an op acts on it, else the default."""
@@ -121,11 +129,12 @@ class _Maker:
             intermediate=0,
             dtype=self.spec.activations.dtype,
             act_format=self.spec.activations.format,
-            scale_layout=self.row_layout(),
+            scale_layout=self.row_layout(not self.shape.decoded),
             row_tile=self.shape.row_tile,
             numerics=Numerics(contract=self.numerics.contract, router_weight=place),
             gather=True,
             act_scale=scale.gemm1 if scale else None,
+            decoded=self.shape.decoded,
         )
         return (op,) if self.w4a4 else (replace(op, numerics=Numerics(router_weight=place)),)
 
@@ -142,7 +151,7 @@ class _Maker:
             intermediate=geometry.intermediate,
             dtype=self.spec.activations.dtype,
             act_format=self.spec.activations.format,
-            scale_layout=self.row_layout(),
+            scale_layout=self.row_layout(fused or not self.shape.decoded),
             weight_scale_layout=self.spec.scale_layout.weights,
             row_tile=self.shape.row_tile,
             epilogue=self.shape.epilogue,
@@ -155,6 +164,7 @@ class _Maker:
             bias=self.spec.weights.bias,
             gather=gathers,
             weight_pack=pack,
+            decoded=self.shape.decoded,
         )
 
     def middle(self, kind: OpKind) -> OpSpec:
@@ -176,10 +186,11 @@ class _Maker:
             intermediate=geometry.intermediate,
             dtype=self.spec.activations.dtype,
             act_format=self.spec.activations.format,
-            scale_layout=self.row_layout(),
+            scale_layout=self.row_layout(not self.decoded_middle),
             row_tile=self.shape.row_tile,
             numerics=Numerics(contract=self.numerics.contract),
             act_scale=self.gemm2_scale(),
+            decoded=self.decoded_middle,
         )
 
     def gemm2(self, pack: str) -> OpSpec:
@@ -194,7 +205,7 @@ class _Maker:
             intermediate=geometry.intermediate,
             dtype=self.spec.activations.dtype,
             act_format=self.spec.activations.format,
-            scale_layout=self.row_layout(),
+            scale_layout=self.row_layout(not self.decoded_middle),
             weight_scale_layout=self.spec.scale_layout.weights,
             row_tile=self.shape.row_tile,
             numerics=Numerics(router_weight=place) if fused else None,
@@ -202,6 +213,7 @@ class _Maker:
             act_scale=self.gemm2_scale(),
             fused_combine=fused,
             weight_pack=pack,
+            decoded=self.decoded_middle,
         )
 
     def block(self, packs: tuple[str, str]) -> OpSpec:

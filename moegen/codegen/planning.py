@@ -137,10 +137,11 @@ def _shapes(spec: LayerSpec, catalog: Catalog, choice: Choice) -> list[Shape]:
     gathers = catalog.gather_forms() if w4a16 else (True,)
     layouts = catalog.rows_layouts(spec.activations.format)
     tiles = catalog.row_tiles(choice, spec.activations.format)
-    grid = product(spec.epilogues, spec.combine, tiles, layouts, gathers)
+    forms = (False,) if w4a16 else catalog.decoded_forms()
+    grid = product(spec.epilogues, spec.combine, tiles, layouts, gathers, forms)
     chains = [
-        Shape(epilogue=epilogue, combine=combine, row_tile=row_tile, rows_layout=layout, fused_gather=gather)
-        for epilogue, combine, row_tile, layout, gather in grid
+        Shape(epilogue=epilogue, combine=combine, row_tile=tile, rows_layout=layout, fused_gather=gather, decoded=form)
+        for epilogue, combine, tile, layout, gather, form in grid
     ]
     offers_blocks = w4a16 and catalog.families(OpKind.BLOCK)
     blocks = [

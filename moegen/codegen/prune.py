@@ -9,6 +9,7 @@ from typing import TypeVar
 from moegen.codegen.judging import Judged, mean_log, spread
 from moegen.codegen.pipelines import Shape
 from moegen.core.canonical import digest
+from moegen.core.enums import OpKind
 from moegen.core.ops import Numerics
 
 
@@ -71,8 +72,8 @@ def prune(
     """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit``, groups in turn.
 
     Kernels for the whole layer come after the points: they are few, and serve no large batch by which they would rank.
-    ``paired``: after the points come all candidates of the default's mode with one schedule for both gemms, so that
-    measurements meet every schedule that a spec lists, beside its like.
+    ``paired``: after the points come candidates of the default's mode with one schedule for both gemms, each with its
+    best form of W4A4 rows, so that measurements meet every schedule that a spec lists, beside its like.
     ``points`` names the batches that ``Candidate.times_us`` is about. Row tiles and points are looked for in the
     default's numerics class, since tuning compares pipelines of one class.
     Modes and row tiles are kept even beyond ``limit``: a measurement must be able to prove the model wrong about them.
@@ -88,14 +89,18 @@ def prune(
         keep(candidate, f"best of {epilogue.value}, {combine.value}")
     for row_tile, candidate in _best_of(rivals, lambda c: c.shape.row_tile).items():
         keep(candidate, f"best of row tile {row_tile}")
+    forms = _best_of(rivals, lambda c: c.shape.decoded)
+    for decoded, candidate in forms.items() if len(forms) > 1 else ():
+        keep(candidate, f"best of rows as {'products' if decoded else 'codes'}")
     for point in spread(len(points)):
         if len(kept) < limit:
             keep(min(rivals, key=lambda c: c.times_us[point]), f"best at {points[point]}")
     for candidate in rivals:
         if len(kept) < limit and candidate.shape.block:
             keep(candidate, "one kernel for the whole layer")
-    for candidate in rivals if paired else ():
-        if len(kept) < limit and _is_paired(candidate) and candidate.shape.epilogue is default.shape.epilogue:
+    alike = [c for c in rivals if paired and _is_paired(c) and c.shape.epilogue is default.shape.epilogue]
+    for candidate in _best_of(alike, _schedules).values():
+        if len(kept) < limit:
             keep(candidate, "one schedule for both gemms")
     for candidate in _in_turn(rivals) + _in_turn(ranked):
         if len(kept) < limit:
@@ -113,6 +118,12 @@ def _is_paired(candidate: Candidate) -> bool:
     """True for two gemms with the same schedule."""
     schedules = [step.variant.schedule for step in candidate.steps if step.variant.op.weight_pack]
     return len(schedules) == 2 and schedules[0] == schedules[1]
+
+
+def _schedules(candidate: Candidate) -> tuple[str, ...]:
+    """What a spec lists of a candidate: schedules of route and of the gemms."""
+    listed = (OpKind.ROUTE, OpKind.GEMM1, OpKind.GEMM2)
+    return tuple(step.variant.schedule.name for step in candidate.steps if step.variant.op.kind in listed)
 
 
 def _in_turn(ranked: Sequence[Candidate]) -> list[Candidate]:

@@ -142,6 +142,15 @@ def _rows(op: OpSpec, name: str, columns: str, access: Access = "read") -> Argum
     return _arg(name, _token(op), "R", f"{columns}128" if op.rows_layout else columns, access=access)
 
 
+def _quantised(op: OpSpec, name: str, columns: str, access: Access) -> tuple[Argument, ...]:
+    """Rows of E2M1 values, ``name`` x or h: codes and block scales, or the bf16 products of both."""
+    if op.decoded:
+        width = f"{columns}128" if op.rows_layout else columns
+        return (_arg(f"{name}_products", "bf16", "R", width, access=access),)
+    codes = _arg(f"{name}_codes", "u8", "R", f"{columns}P", access=access)
+    return (codes, _scales(op, f"{name}_scales", f"{columns}S", access))
+
+
 def _pair(op: OpSpec, name: str) -> Argument:
     """Second-level scale as (encode g, decode p) pairs: one pair, or one per expert when gemm2's is static."""
     if op.act_scale is ActScale.DYNAMIC_TENSOR:
@@ -205,8 +214,7 @@ def _quantize(op: OpSpec) -> tuple[Argument, ...]:
             _arg("totals", "i32", 4),
             *_input_weights(op),
             _pair(op, "x_scale"),
-            _arg("x_codes", "u8", "R", "HP", access="write"),
-            _scales(op, "x_scales", "HS", "write"),
+            *_quantised(op, "x", "H", "write"),
         )
     return (
         _rows(op, "h_rows", "I"),
@@ -214,8 +222,7 @@ def _quantize(op: OpSpec) -> tuple[Argument, ...]:
         _arg("tile_expert", "i32", "TILES"),
         _arg("totals", "i32", 4),
         _pair(op, "h_scale"),
-        _arg("h_codes", "u8", "R", "IP", access="write"),
-        _scales(op, "h_scales", "IS", "write"),
+        *_quantised(op, "h", "I", "write"),
     )
 
 
@@ -233,11 +240,7 @@ def _gather(op: OpSpec) -> tuple[Argument, ...]:
 def _gemm1(op: OpSpec) -> tuple[Argument, ...]:
     assert op.numerics is not None
     if op.w4a4:
-        rows = (
-            _arg("x_codes", "u8", "R", "HP"),
-            _scales(op, "x_scales", "HS", "read"),
-            _arg("x_scale", "f32", 1, 2, role="scale"),
-        )
+        rows = (*_quantised(op, "x", "H", "read"), _arg("x_scale", "f32", 1, 2, role="scale"))
     elif op.gather:
         rows = (_arg("x", _token(op), "T", "H", role="caller"),)
     else:
@@ -282,8 +285,7 @@ def _deinterleave_quantize(op: OpSpec) -> tuple[Argument, ...]:
 def _gemm2(op: OpSpec) -> tuple[Argument, ...]:
     if op.w4a4:
         rows = (
-            _arg("h_codes", "u8", "R", "IP"),
-            _scales(op, "h_scales", "IS", "read"),
+            *_quantised(op, "h", "I", "read"),
             _arg("h_scale", "f32", 1 if op.act_scale is ActScale.DYNAMIC_TENSOR else "E", 2, role="scale"),
         )
     else:

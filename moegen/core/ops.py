@@ -1,8 +1,9 @@
 """One op of a pipeline as a value: what to compute, with no word on how."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from moegen.core.canonical import LATER
 from moegen.core.enums import (
     ActFormat,
     ActivationKind,
@@ -63,8 +64,10 @@ class OpSpec:
         act_scale: quantize, deinterleave_quantize: where their second-level scale comes from.
         bias: a bias is added after alpha in gemm1 and gemm2.
         fused_combine: gemm2 only: adds weighted rows into ``y_acc`` instead of writing ``out_rows``.
-        rows_layout: private order of ``x_rows`` and ``h_rows`` (``""``: row-major); such rows
-            are padded to 128 columns.
+        rows_layout: private order of ``x_rows`` and ``h_rows``, or of ``x_products`` and ``h_products`` (``""``:
+            row-major); such rows are padded to 128 columns.
+        decoded: W4A4 only: quantised rows pass to a gemm as products of code and block scale, exact in bf16, instead of
+            as codes and scales.
     """
 
     kind: OpKind
@@ -88,6 +91,7 @@ class OpSpec:
     fused_combine: bool = False
     weight_pack: str = ""
     rows_layout: str = ""
+    decoded: bool = field(default=False, metadata=LATER)
 
     @property
     def gated(self) -> bool:
@@ -96,8 +100,13 @@ class OpSpec:
 
     @property
     def w4a4(self) -> bool:
-        """True when the matrix products read E2M1 rows."""
+        """True when the matrix products read rows of E2M1 values."""
         return self.act_format is ActFormat.NVFP4
+
+    @property
+    def reads_codes(self) -> bool:
+        """True when those rows come as codes and scales."""
+        return self.w4a4 and not self.decoded
 
     @property
     def n(self) -> int:

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from moegen.codegen.catalogs.sm90 import CATALOG, ROW_TILE, ROWS_LAYOUT
 from moegen.codegen.pipelines import Shape, pipeline_ops
+from moegen.core.abi import BLOCK
 from moegen.core.enums import OpKind, ScaleLayout
 from moegen.core.ops import OpSpec
-from moegen.numerics.layouts import weight_pack
+from moegen.numerics.layouts import scale_layout, weight_pack
+from moegen.numerics.quantize import Quantized, unscaled_values
 from moegen.numerics.reference import row_layout
+from moegen.numerics.rounding import to_bf16
 
 GEOMETRIES = axes.GEOMETRIES | {
     "wide": {"hidden": 336, "intermediate": 208, "experts": 3, "top_k": 2, "tokens": 301},
@@ -25,6 +28,7 @@ class HopperCase(Case):
     """A case whose ops are those that planning makes for sm_90a."""
 
     row_tile: int = ROW_TILE
+    decoded: bool = False
 
     def _shape(self) -> Shape:
         return Shape(
@@ -33,6 +37,7 @@ class HopperCase(Case):
             row_tile=self.row_tile,
             rows_layout=ROWS_LAYOUT,
             fused_gather=self.fused_gather,
+            decoded=self.decoded,
         )
 
     def pipeline(self) -> tuple[OpSpec, ...]:
@@ -59,7 +64,7 @@ def public(op: OpSpec) -> OpSpec:
 
 
 def private_buffers(case: HopperCase, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``given`` with token rows in the private order and packed weights beside the public ones.
+    """``given`` with token rows and products in the private order and packed weights beside the public ones.
 
     Experts without rows get 0xFF bytes as packed weights.
     """
@@ -67,6 +72,10 @@ def private_buffers(case: HopperCase, given: dict[str, Tensor]) -> dict[str, Ten
     made = dict(given)
     for name in ("x_rows", "h_rows"):
         made[name] = layout.pack(given[name])
+    for name, columns in (("x", case.hidden), ("h", case.intermediate)):
+        codes = given[f"{name}_codes"]
+        scales = scale_layout(case.row_scales).unpack(given[f"{name}_scales"], len(codes), columns // BLOCK)
+        made[f"{name}_products"] = layout.pack(to_bf16(unscaled_values(Quantized(codes=codes, scales=scales))))
     for name, kind, halves in (("w1", OpKind.GEMM1, 2 if case.gated else 1), ("w2", OpKind.GEMM2, 1)):
         op = ops[kind]
         half = op.intermediate if kind is OpKind.GEMM1 else op.hidden

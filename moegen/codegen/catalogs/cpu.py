@@ -181,6 +181,10 @@ class CpuCatalog:
         """Plain rows only."""
         return ("",)
 
+    def decoded_forms(self) -> tuple[bool, ...]:
+        """Codes and scales alone."""
+        return (False,)
+
     def scale_layout(self, declared: ScaleLayout) -> ScaleLayout:
         """Either, as declared."""
         return declared

@@ -90,6 +90,10 @@ class Sm100Catalog:
         """Plain rows."""
         return ("",)
 
+    def decoded_forms(self) -> tuple[bool, ...]:
+        """Codes and scales alone: tensor cores take them as they are."""
+        return (False,)
+
     def scale_layout(self, declared: ScaleLayout) -> ScaleLayout:
         """Tensor memory takes scales in 128x4 tiles: rows are quantised so, and weights' scales reordered at load."""
         return ScaleLayout.SWIZZLE_128X4

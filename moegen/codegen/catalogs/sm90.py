@@ -120,7 +120,9 @@ def serves_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
 
 
 def arguments_have_rows(op: OpSpec) -> bool:
-    """True when ``x_rows`` or ``h_rows`` is among the op's arguments."""
+    """True when token rows in the target's own order are among the op's arguments."""
+    if op.decoded:
+        return True
     if op.kind is OpKind.GEMM1:
         return not (op.w4a4 or op.gather) or op.epilogue is Epilogue.COMPACT
     if op.kind is OpKind.GEMM2:
@@ -175,7 +177,7 @@ def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
         return illegal("tiles", "between 32 and 88 the epilogue or a gathering producer needs the registers")
     if tiles == 2 and NARROW_WIDTH < ladder[-1] <= 64 and 0 < op.k % UNIT_K <= UNIT_K // 2:
         return illegal("tiles", "a first kernel with four tiles has no registers to copy half units of K")
-    if (op.w4a4 or op.gather) and blocks > 1:
+    if (op.reads_codes or op.gather) and blocks > 1:
         return illegal("blocks", "a warpgroup of producers leaves no registers for a second block", blocks=blocks)
     if ladder[0] > 64 and (groups != 4 or blocks != 1):
         return illegal("warpgroups", "no kernel of this ladder is narrow enough to choose", narrowest=ladder[0])
@@ -195,7 +197,7 @@ def widest(op: OpSpec) -> int:
     """Most rows of a token tile that the producer's and the epilogue's registers take."""
     if op.epilogue is Epilogue.FUSED_FP4 and not op.gated:
         return QUANTISING_WIDTHS
-    return DECODE_WIDTHS if op.w4a4 else GATHER_WIDTHS if staged(op) else 256
+    return DECODE_WIDTHS if op.reads_codes else GATHER_WIDTHS if staged(op) else 256
 
 
 def holds_little(op: OpSpec) -> bool:
@@ -246,6 +248,10 @@ class Sm90Catalog:
         """The private order alone."""
         return (ROWS_LAYOUT,)
 
+    def decoded_forms(self) -> tuple[bool, ...]:
+        """Codes for few rows, products for many, whose wide tiles would each decode their rows again."""
+        return (False, True)
+
     def scale_layout(self, declared: ScaleLayout) -> ScaleLayout:
         """Either, as declared."""
         return declared
@@ -291,6 +297,8 @@ class Sm90Catalog:
     def includes(self, op: OpSpec, schedule: Schedule) -> tuple[str, ...]:
         """Device library files of the kernel half."""
         names = LIBRARY[op.kind]
+        if op.decoded and op.kind not in GEMMS:
+            names = ("products.cuh",)
         if op.kind is OpKind.GEMM1:
             names += ("gathered.cuh",) if op.gather and not staged(op) else ()
             fast = op.numerics is not None and op.numerics.activation_math.value == "fast"

@@ -60,12 +60,12 @@ def weighted_gather(op: OpSpec) -> bool:
 
 def staged(op: OpSpec) -> bool:
     """True when token rows pass through a producer warpgroup's registers, instead of being copied."""
-    return op.w4a4 or weighted_gather(op)
+    return op.reads_codes or weighted_gather(op)
 
 
 def producer_warps(op: OpSpec) -> int:
     """Warps beside the consumers of a kernel in the plain form; one where rows come by bulk copies."""
-    return 4 if op.w4a4 or op.gather else 1
+    return 4 if op.reads_codes or op.gather else 1
 
 
 def plain_form(op: OpSpec, schedule: Schedule, width: int) -> bool:

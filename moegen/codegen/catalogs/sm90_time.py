@@ -50,7 +50,7 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     waves = -(-items // device.cores) * device.cores / max(items, 1e-9)
     fed = items * op.k / UNIT_K * (width * UNIT_K * 2 + groups * tiles * UNIT_BYTES)
     feed_us = 1e-3 * fed / FEED_BYTES / CLOCK_GHZ / device.cores
-    quantised = 1.0 + 0.15 * op.w4a4
+    quantised = 1.0 + 0.15 * op.reads_codes
     copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0
     unrouted_us = UNROUTED_US if op.gather and not op.w4a4 else 0.0
     gather_us = GATHER_SHARE * 1e-3 * copies * GATHER_CYCLES / CLOCK_GHZ / device.cores

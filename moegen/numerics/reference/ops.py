@@ -20,7 +20,7 @@ from moegen.numerics.quantize import Quantized, quantize_rows, unscaled_values
 from moegen.numerics.reference import combine, experts, rows
 from moegen.numerics.reference.routing import route
 from moegen.numerics.reference.row_layouts import row_layout
-from moegen.numerics.rounding import round_at, to_token
+from moegen.numerics.rounding import round_at, to_bf16, to_token
 
 Buffers = Mapping[str, Tensor]
 
@@ -90,12 +90,16 @@ def _quantized(op: OpSpec, prefix: str, values: Tensor, buffers: Buffers) -> dic
         values,
         buffers["row_slot"] >= 0,
         contract=op.numerics.contract,
-        layout=op.scale_layout,
+        layout=ScaleLayout.LINEAR if op.decoded else op.scale_layout,
         act_scale=op.act_scale,
         pair=buffers.get(f"{prefix}_scale"),
         row_expert=row_expert,
     )
-    written = {f"{prefix}_codes": codes, f"{prefix}_scales": scales}
+    if op.decoded:
+        products = to_bf16(unscaled_values(Quantized(codes=codes, scales=scales)))
+        written = {f"{prefix}_products": row_layout(op.rows_layout).pack(products)}
+    else:
+        written = {f"{prefix}_codes": codes, f"{prefix}_scales": scales}
     if op.act_scale is ActScale.DYNAMIC_TENSOR:
         written[f"{prefix}_scale"] = pair
     return written
@@ -135,6 +139,8 @@ def _gemm1(op: OpSpec, buffers: Buffers) -> dict[str, Tensor]:
 
 
 def _gemm1_rows(op: OpSpec, buffers: Buffers) -> experts.RowReader:
+    if op.decoded:
+        return _plain_rows(row_layout(op.rows_layout).unpack(buffers["x_products"], op.hidden).float())
     if op.w4a4:
         return _code_rows("x", buffers, op.scale_layout, op.hidden)
     if op.gather:
@@ -159,11 +165,12 @@ def _code_rows(prefix: str, buffers: Buffers, layout: ScaleLayout, columns: int)
 
 
 def _gemm2(op: OpSpec, buffers: Buffers) -> dict[str, Tensor]:
-    if op.w4a4:
+    if op.reads_codes:
         reader = _code_rows("h", buffers, op.scale_layout, op.intermediate)
         count = len(buffers["h_codes"])
     else:
-        values = row_layout(op.rows_layout).unpack(buffers["h_rows"], op.intermediate).float()
+        name = "h_products" if op.decoded else "h_rows"
+        values = row_layout(op.rows_layout).unpack(buffers[name], op.intermediate).float()
         reader, count = _plain_rows(values), len(values)
     output = experts.gemm2(
         reader,

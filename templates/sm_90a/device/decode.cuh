@@ -12,18 +12,13 @@
 
 #include <cstdint>
 
+#include "code_pairs.cuh"
 #include "elements.cuh"
 #include "gemm_plan.h"
 
 namespace moegen {
 
 inline constexpr float kWeightScale = 128.0f;
-
-__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t r;
-  asm("mul.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
 
 __device__ __forceinline__ uint32_t mul_f16x2(uint32_t a, uint32_t b) {
   uint32_t r;

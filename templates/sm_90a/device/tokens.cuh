@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "code_pairs.cuh"
 #include "grouped_gemm.cuh"
 #include "scales.cuh"
 
@@ -156,7 +157,7 @@ struct GatheredRows {
 // Sixteen E2M1 codes and their E4M3 scale. kPitch: bytes of a row of codes; kScalePitch: columns of a row of scales.
 template <class Layout, int kPitch, int kScalePitch>
 struct CodeRows {
-  static constexpr float kScale = 128.0f;
+  static constexpr float kScale = kCodeScale;
   static constexpr int kRegisters = 3;
   struct Fragment {
     uint2 codes;
@@ -172,21 +173,8 @@ struct CodeRows {
     f.scale = p.row_scales[Layout::offset(row, block, kScalePitch)];
   }
 
-  // Scale x 2^119 in both halves: E4M3 is exact in fp16, and the product has few enough bits for bf16.
-  static __device__ __forceinline__ uint32_t scale_pair(uint32_t byte) {
-    uint32_t halves;
-    asm("{ .reg .b16 b; cvt.u16.u32 b, %1; cvt.rn.f16x2.e4m3x2 %0, b; }" : "=r"(halves) : "r"(byte));
-    float value;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(value) : "r"(halves));
-    const uint32_t bits = __float_as_uint(__fmul_rn(value, 0x1p119f));
-    return __byte_perm(bits, bits, 0x3232);
-  }
-
   static __device__ __forceinline__ uint32_t pair(const Fragment& f, int i) {
-    const uint32_t byte = __byte_perm(i < 4 ? f.codes.x : f.codes.y, 0, 0x4440 + i % 4);
-    const uint32_t magnitudes = (byte * 0x00040040u) & 0x01C001C0u;  // both nibbles' e e m to bits 8...6 of their half
-    const uint32_t signs = (byte * 0x01001000u) & 0x80008000u;
-    return mul_bf16x2(magnitudes | signs, scale_pair(f.scale));
+    return product_pair(f.codes, i, scale_pair(f.scale));
   }
 };
 
