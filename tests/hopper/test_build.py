@@ -8,6 +8,7 @@ import pytest
 from hopper.cases import HopperCase
 from hopper.workshop import Workshop, ladder_variant, stream_variant
 
+from moegen.build.nvcc import usage
 from moegen.codegen.catalogs.sm90 import CATALOG, LADDER, shared_bytes
 from moegen.codegen.variant import Variant
 from moegen.core.enums import Epilogue, OpKind
@@ -36,10 +37,10 @@ def built(hopper_workshop: Workshop) -> Workshop:
 
 @pytest.mark.parametrize("name", ["compact", "fused", "route", "quantize"])
 def test_kernels_neither_spill_nor_serialise(built: Workshop, name: str) -> None:
-    outcome = built.outcomes[variants()[name].name]
-    assert outcome.meta["spill_bytes"] == 0
-    assert outcome.meta["registers"] > 0
-    assert not re.findall(r"C75\d\d", outcome.log), outcome.log
+    log = built.log(variants()[name])
+    assert usage(log)["spill_bytes"] == 0
+    assert usage(log)["registers"] > 0
+    assert not re.findall(r"C75\d\d", log), log
 
 
 def test_each_width_is_a_kernel_of_its_own(built: Workshop) -> None:

@@ -17,6 +17,7 @@ from moegen.core.ops import OpSpec
 from moegen.core.paths import data_root
 from moegen.core.runner import Kernel
 from moegen.runtime.runners.cpu import load_entry
+from moegen.store.locks import work_lock
 
 
 def ladder_variant(op: OpSpec, ladder: str, warpgroups: int = 4, tiles: int = 1, blocks: int = 1) -> Variant:
@@ -38,7 +39,6 @@ class Workshop:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.outcomes: dict[str, Outcome] = {}
         self._folders: dict[str, Path] = {}
         self._kernels: dict[str, Kernel] = {}
 
@@ -54,8 +54,17 @@ class Workshop:
         self.prepare([variant])
         return (self._folders[variant.name] / "kernel.ptx").read_text()
 
+    def log(self, variant: Variant) -> str:
+        """What the compilers said of a compiled variant."""
+        self.prepare([variant])
+        return (self._folders[variant.name] / "log").read_text()
+
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Compiles what is missing, side by side; every compile must succeed, without spills."""
+        with work_lock(self.folder / "lock", timeout_s=600):  # several processes of one run may share the folder
+            self._compile_missing(variants)
+
+    def _compile_missing(self, variants: Sequence[Variant]) -> None:
         missing = {item.name: item for item in variants if item.name not in self._folders}
         names: dict[str, str] = {}
         jobs: list[CompileJob] = []
@@ -80,7 +89,7 @@ class Workshop:
 
         def done(job: CompileJob, outcome: Outcome) -> None:
             assert outcome.status is Status.OK, f"{names[job.name]}\n{outcome.log}"
-            self.outcomes[names[job.name]] = outcome
+            (job.source.parent / "log").write_text(outcome.log)
             for name, path in outcome.files.items():
                 path.rename(job.source.parent / name)
 
