@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from codegen.specs import spec
 from hopper.cases import HopperCase, private_buffers, public
 from hopper.products import BASE, FORMS, quantizing_cases
 from hopper.workshop import Workshop, ladder_variant
@@ -12,12 +13,14 @@ from kernels.cases import buffers
 from ptx.test_own_hopper import check
 
 from moegen.codegen.catalogs.sm90 import CATALOG, LADDER
+from moegen.codegen.planning import plan
 from moegen.codegen.registry import parse_variant
 from moegen.core.canonical import plain
 from moegen.core.devices import H200
-from moegen.core.enums import Epilogue, OpKind
+from moegen.core.enums import Epilogue, OpKind, Target
 from moegen.core.ops import op_from_json
 from moegen.numerics.reference import run_pipeline
+from moegen.runtime.workspace import plan_arena
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,17 @@ def test_products_take_the_schedules_of_token_rows() -> None:
     assert variant.schedule == claimed
     assert op_from_json(plain(products)) == products
     assert "decoded" not in plain(codes)
+
+
+def test_plans_offer_both_forms_and_share_their_packs() -> None:
+    made = plan(spec(epilogues=("compact", "fused_fp4"), targets=("sm_90a",), schedules={}), Target.SM_90A)
+    forms = {kept.candidate.shape.decoded: kept for kept in made.kept}
+    assert set(forms) == {True, False}
+    for pipeline in made.pipelines:
+        buffers = plan_arena(pipeline, 100).regions
+        reads = {name for name in ("x_codes", "x_products", "h_codes", "h_products") if name in buffers}
+        assert reads in ({"x_codes", "h_codes"}, {"x_products", "h_products"}, {"x_products", "h_codes"})
+    assert len({step.op.weight_pack for pipeline in made.pipelines for step in pipeline.steps}) == 2
 
 
 @pytest.mark.parametrize("name", quantizing_cases())
