@@ -101,6 +101,8 @@ def test_gathered_rows_are_copied_unless_they_are_weighted() -> None:
     weighted = gemm(case=on_input)
     assert verdict(weighted, "n32") == ""
     assert verdict(weighted, "n40") == "token_width"
+    assert verdict(weighted, "n8", warpgroups=5) == "registers"
+    assert verdict(gathering, "n8", warpgroups=5) == ""
 
 
 def test_decoding_producers_cannot_claim_items() -> None:

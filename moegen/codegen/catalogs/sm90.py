@@ -22,6 +22,7 @@ from moegen.codegen.catalogs.sm90_forms import (
     shared_bytes,
     staged,
     warpgroups_of,
+    weighted_gather,
     widths,
 )
 from moegen.codegen.catalogs.sm90_time import CHAINED_US, gemm_us, route_us
@@ -88,6 +89,8 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
 }
 GATHER_WIDTHS = 32
 """Rows that a gathering gemm1 multiplies by their router weight pass through registers: wider tiles would spill."""
+WEIGHTED_REGISTERS = 88
+"""What a thread needs that keeps such rows in flight."""
 DECODE_WIDTHS = 128
 """Codes of a W4A4 token tile pass through registers too, at a third of the width in registers."""
 QUANTISING_WIDTHS = 96
@@ -157,9 +160,9 @@ def fits_registers(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdi
             continue  # setmaxnreg forms: their budgets are constants of gemm_plan.h
         warps = 4 * schedule.number("warpgroups") + producer_warps(op)
         share = device.registers_sm // 4 // (-(-warps * schedule.number("blocks") // 4) * 32) // 8 * 8
-        needed = width // 2 + 32 + 28
+        needed = max(width // 2 + 32 + 28, WEIGHTED_REGISTERS if weighted_gather(op) else 0)
         if needed > share:
-            return illegal("registers", "a consumer thread needs more", width=width, needed=needed, share=share)
+            return illegal("registers", "a thread needs more", width=width, needed=needed, share=share)
     return LEGAL
 
 
