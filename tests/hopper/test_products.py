@@ -74,7 +74,7 @@ def test_plans_offer_both_forms_and_share_their_packs() -> None:
     assert len({step.op.weight_pack for pipeline in made.pipelines for step in pipeline.steps}) == 2
 
 
-@pytest.mark.parametrize("name", quantizing_cases())
+@pytest.mark.parametrize("name", ["quantize_rows", "deinterleave_quantize"])
 def test_quantising_ops_write_the_products_of_the_reference(workshop: Workshop, name: str) -> None:
     stream = quantizing_cases()[name]
     check(workshop, stream.variant(), stream.case, stream.given())

@@ -84,11 +84,10 @@ struct Activated {
     return A::kBias ? __fadd_rn(v, bias) : v;
   }
 
-  // G(gate), rounded where the numerics say so.
-  __device__ float gate(float acc) const {
-    const float value = A::activation().gate(biased(acc, gate_alpha, gate_bias));
-    return A::kRoundGate ? round_bf16(value) : value;
-  }
+  // G(gate), and what the product takes of it: rounded where the numerics say so.
+  __device__ float whole_gate(float acc) const { return A::activation().gate(biased(acc, gate_alpha, gate_bias)); }
+  static __device__ float rounded(float gate_value) { return A::kRoundGate ? round_bf16(gate_value) : gate_value; }
+  __device__ float gate(float acc) const { return rounded(whole_gate(acc)); }
   __device__ float gated(float gate_value, float up_acc) const {
     return __fmul_rn(gate_value, A::activation().up(biased(up_acc, up_alpha, up_bias)));
   }
@@ -247,8 +246,8 @@ struct InterleavedRows {
         float gate[2], z[2];
 #pragma unroll
         for (int b = 0; b < 2; b++) {
-          gate[b] = activated.gate(acc[m][4 * i + b]);
-          z[b] = factor.apply(activated.gated(gate[b], acc[m][4 * i + 2 + b]), b);
+          gate[b] = activated.whole_gate(acc[m][4 * i + b]);
+          z[b] = factor.apply(activated.gated(activated.rounded(gate[b]), acc[m][4 * i + 2 + b]), b);
           gate[b] = factor.real[b] ? gate[b] : 0.0f;
         }
         const uint32_t gates = transpose_8x8(A::Element::pack(gate[0], gate[1])),
