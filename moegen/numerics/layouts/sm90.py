@@ -18,6 +18,7 @@ Rows of a 16-row slice (one warp's), g = row % 8, upper half h = row // 8:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -241,14 +242,12 @@ def _code_words(nibbles: Tensor, tiles: int, units: int, bits: Bits) -> Tensor:
 def _nibbles(words: Tensor, tiles: int, units: int, bits: Bits) -> Tensor:
     """Inverse of :func:`_code_words`."""
     grid = words.contiguous().view(torch.int32).view(units, tiles, 2, 4, 8, 4, 4).permute(1, 3, 4, 0, 2, 5, 6)
-    nibbles = torch.zeros(tiles, 4, 2, 8, units, 2, 4, 4, 2, 2, dtype=torch.uint8, device=words.device)
-    for pair in range(4):
-        for half in range(2):
-            code = torch.zeros_like(grid)
-            for shift, bit in zip((3, 2, 1, 0), bits.of(pair, half), strict=True):
-                code |= (grid >> bit & 1) << shift
-            nibbles[:, :, pair & 1, :, :, :, :, :, pair >> 1, half] = code.to(torch.uint8)
-    return nibbles.view(tiles * UNIT_ROWS, units * UNIT_K)
+    # [upper, h, b, bit from the sign down]; all at once, since each step is a launch where the weights are on a GPU
+    places = [bits.of(upper + 2 * h, b) for upper, h, b in product(range(2), repeat=3)]
+    shifts = torch.tensor(places, dtype=torch.int32, device=words.device).view(2, 2, 2, 4)
+    found = (grid[..., None, None, None, None] >> shifts & 1).to(torch.uint8)
+    codes = found[..., 0] << 3 | found[..., 1] << 2 | found[..., 2] << 1 | found[..., 3]
+    return codes.permute(0, 1, 7, 2, 3, 4, 5, 6, 8, 9).reshape(tiles * UNIT_ROWS, units * UNIT_K)
 
 
 def _scale_words(encoded: Tensor, tiles: int, units: int, bits: Bits) -> Tensor:

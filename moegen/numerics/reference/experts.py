@@ -111,21 +111,24 @@ def gemm1(
     keep_gate: bool = False,
 ) -> Activated:
     """Steps 1 to 5 for all rows; the stored form is made of it by the caller. Padding rows are 0."""
-    gate = torch.zeros(len(row_slot), bank.rows) if keep_gate else None
+    filled = list(grouping)
     product = torch.zeros(len(row_slot), bank.rows)
-    for span in grouping:
-        here = slice(span.start, span.stop)
-        values = products(read_rows(span.start, span.stop), bank, span, decode)
-        if bank.halves == 2:
-            value = gated_product(activation, values[0], values[1], numerics.gate_round)
-        else:
-            value = ungated_value(activation, values[0])
-        if numerics.router_weight is RouterWeight.PRE_QUANT:
-            assert topk_weights is not None
-            value = value * topk_weights.flatten()[row_slot[here].long()][:, None]
-        product[here] = value
-        if gate is not None:
-            gate[here] = gate_value(activation, values[0])
+    gate = torch.zeros_like(product) if keep_gate else None
+    if not filled:
+        return Activated(gate=gate, product=product)
+    parts = [products(read_rows(span.start, span.stop), bank, span, decode) for span in filled]
+    halves = [torch.cat(half) for half in zip(*parts, strict=True)]
+    here = torch.cat([torch.arange(span.start, span.stop) for span in filled])
+    if bank.halves == 2:
+        value = gated_product(activation, halves[0], halves[1], numerics.gate_round)
+    else:
+        value = ungated_value(activation, halves[0])
+    if numerics.router_weight is RouterWeight.PRE_QUANT:
+        assert topk_weights is not None
+        value = value * topk_weights.flatten()[row_slot[here].long()][:, None]
+    product[here] = value
+    if gate is not None:
+        gate[here] = gate_value(activation, halves[0])
     return Activated(gate=gate, product=product)
 
 
