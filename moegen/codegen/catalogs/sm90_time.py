@@ -23,6 +23,8 @@ DECODE_SHARE = 0.35
 """What of the decoding lengthens the multiplies beside it: both need issue slots and register ports."""
 FEED_BYTES = 30
 """Bytes a cycle that one multiprocessor gets from L2 beside wide multiplies."""
+CODED_WORK, CODED_MULTIPLY = 1.25, 1.45
+"""Rows of codes, which every row tile decodes again: how much longer a tile takes, and wide multiplies beside it."""
 CLOCK_GHZ = 1.7
 CHAINED_US = 1.5
 """One more launch of a chain."""
@@ -50,12 +52,11 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     waves = -(-items // device.cores) * device.cores / max(items, 1e-9)
     fed = items * op.k / UNIT_K * (width * UNIT_K * 2 + groups * tiles * UNIT_BYTES)
     feed_us = 1e-3 * fed / FEED_BYTES / CLOCK_GHZ / device.cores
-    quantised = 1.0 + 0.15 * op.reads_codes
     copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0
     unrouted_us = UNROUTED_US if op.gather and not op.w4a4 else 0.0
     gather_us = GATHER_SHARE * 1e-3 * copies * GATHER_CYCLES / CLOCK_GHZ / device.cores
-    compute_us = multiply_us * quantised + DECODE_SHARE * decode_us + gather_us
-    work_us = max(read_us, feed_us, compute_us, decode_us) * min(waves, 2.0)
+    compute_us = multiply_us * (CODED_MULTIPLY if op.reads_codes else 1.0) + DECODE_SHARE * decode_us + gather_us
+    work_us = max(read_us, feed_us, compute_us, decode_us) * min(waves, 2.0) * (CODED_WORK if op.reads_codes else 1.0)
     return work_us + unrouted_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
 
 
