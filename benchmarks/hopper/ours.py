@@ -59,14 +59,16 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Schedules of one pipeline: ladders of both gemms, whether gemm1 gathers its rows itself, exp and division class,
-    operand format and epilogue mode; ``block``: token width, warpgroups, weight tiles and slots of the one kernel that
-    computes the whole layer, instead of ladders; ``full``: the form with biases and a clamped activation; ``fp16``:
-    tokens in fp16; ``decoded``: W4A4 rows reach the gemms as products of code and scale."""
+    """Schedules of one pipeline: ladders of both gemms, whether gemm1 gathers its rows itself (``arranged``: from
+    tokens in the private column order), exp and division class, operand format and epilogue mode; ``block``: token
+    width, warpgroups, weight tiles and slots of the one kernel that computes the whole layer, instead of ladders;
+    ``full``: the form with biases and a clamped activation; ``fp16``: tokens in fp16; ``decoded``: W4A4 rows reach the
+    gemms as products of code and scale."""
 
     gemm1: tuple[str, int, int, int, bool]
     gemm2: tuple[str, int, int, int, bool]
     gather: bool = False
+    arranged: bool = False
     fast: bool = False
     route: tuple[int, int] = (1024, 1)
     w4a4: bool = False
@@ -114,7 +116,8 @@ def pipeline(geometry: Geometry, config: Config) -> tuple[Variant, ...]:
         combine=CombineMode.ORDERED,
         row_tile=ROW_TILE,
         rows_layout=ROWS_LAYOUT,
-        fused_gather=config.gather,
+        fused_gather=config.gather or config.arranged,
+        arranged=config.arranged,
         decoded=config.decoded,
         block=config.block is not None,
     )

@@ -81,6 +81,7 @@ class OpFacts(_Model):
     rows_layout: str
     bias: bool
     gather: bool
+    arranged: bool
     ids_int64: bool
     static_scale: bool
     scale_per_expert: bool
@@ -202,6 +203,7 @@ def op_facts(op: OpSpec) -> OpFacts:
         rows_layout=op.rows_layout,
         bias=op.bias,
         gather=op.gather,
+        arranged=op.arranged,
         ids_int64=op.ids_int64,
         static_scale=op.act_scale is ActScale.STATIC,
         scale_per_expert=op.act_scale is ActScale.STATIC and not op.gather,

@@ -48,11 +48,12 @@ def stream_bytes(op: OpSpec, load: Load) -> float:
         OpKind.ROUTE: 24,
         OpKind.QUANTIZE: op.k * TOKEN_BYTES + quantised,
         OpKind.GATHER: 2 * h,
+        OpKind.ARRANGE: 0,
         OpKind.DEINTERLEAVE: 3 * i,
         OpKind.DEINTERLEAVE_QUANTIZE: 2 * i + quantised,
         OpKind.COMBINE: h,
     }[op.kind]
-    per_token = {OpKind.COMBINE: h}.get(op.kind, 0)
+    per_token = {OpKind.COMBINE: h, OpKind.ARRANGE: 2 * h}.get(op.kind, 0)
     return float(load.rows * per_row + load.tokens * per_token)
 
 

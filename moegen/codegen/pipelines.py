@@ -24,6 +24,7 @@ class Shape:
     """What sets one op chain of a spec apart.
 
     ``rows_layout`` is the order of token rows between ops; ``fused_gather``: a W4A16 gemm1 gathers its rows itself;
+    ``arranged``: from tokens that an op of their own has put into that order once, instead of from ``x``;
     ``decoded``: a quantising op of a W4A4 layer decodes what it rounds, and the gemm after it reads bf16 products;
     ``block``: one op computes the whole layer (W4A16, compact, ordered).
     """
@@ -34,6 +35,7 @@ class Shape:
     rows_layout: str = ""
     fused_gather: bool = True
     decoded: bool = False
+    arranged: bool = False
     block: bool = False
 
 
@@ -116,9 +118,9 @@ class _Maker:
         )
 
     def inputs(self) -> tuple[OpSpec, ...]:
-        """What turns ``x`` into gemm1's rows: quantize, gather, or nothing when gemm1 gathers itself."""
+        """What turns ``x`` into gemm1's rows: quantize, gather or arrange; nothing when gemm1 gathers from ``x``."""
         if not self.w4a4 and self.shape.fused_gather:
-            return ()
+            return (self.arrange(),) if self.shape.arranged else ()
         scale = self.spec.activations.activation_scale
         place = self.only_weight(RouterWeight.INPUT)
         op = OpSpec(
@@ -137,6 +139,16 @@ class _Maker:
             decoded=self.shape.decoded,
         )
         return (op,) if self.w4a4 else (replace(op, numerics=Numerics(router_weight=place)),)
+
+    def arrange(self) -> OpSpec:
+        return OpSpec(
+            kind=OpKind.ARRANGE,
+            experts=0,
+            top_k=0,
+            hidden=self.spec.geometry.hidden,
+            intermediate=0,
+            dtype=self.spec.activations.dtype,
+        )
 
     def gemm1(self, pack: str) -> OpSpec:
         geometry, numerics = self.spec.geometry, self.numerics
@@ -165,6 +177,7 @@ class _Maker:
             gather=gathers,
             weight_pack=pack,
             decoded=self.shape.decoded,
+            arranged=gathers and self.shape.arranged,
         )
 
     def middle(self, kind: OpKind) -> OpSpec:
@@ -224,6 +237,7 @@ class _Maker:
             kind=OpKind.BLOCK,
             numerics=replace(self.numerics, contract=Numerics().contract),
             gather=False,
+            arranged=False,
             combine=self.shape.combine,
         )
 

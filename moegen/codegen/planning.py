@@ -14,7 +14,7 @@ from moegen.codegen.prune import Candidate, Dropped, Kept, default_of, prune, ra
 from moegen.codegen.registry import catalog as catalog_of
 from moegen.codegen.variant import Variant
 from moegen.core.devices import PLANNING_DEVICE, DeviceFacts
-from moegen.core.enums import ActFormat, CombineMode, Epilogue, OpKind, Target
+from moegen.core.enums import ActFormat, CombineMode, Epilogue, OpKind, RouterWeight, Target
 from moegen.core.errors import SpecError
 from moegen.core.ops import OpSpec
 from moegen.core.package import Pipeline, Step
@@ -143,9 +143,13 @@ def _shapes(spec: LayerSpec, catalog: Catalog, choice: Choice) -> list[Shape]:
         Shape(epilogue=epilogue, combine=combine, row_tile=tile, rows_layout=layout, fused_gather=gather, decoded=form)
         for epilogue, combine, tile, layout, gather, form in grid
     ]
+    if w4a16 and catalog.families(OpKind.ARRANGE) and spec.numerics.router_weight is not RouterWeight.INPUT:
+        chains += [replace(shape, arranged=True) for shape in chains if shape.fused_gather]
     offers_blocks = w4a16 and catalog.families(OpKind.BLOCK)
     blocks = [
-        replace(shape, block=True, fused_gather=True) for shape in chains if offers_blocks and _may_be_block(shape)
+        replace(shape, block=True, fused_gather=True, arranged=False)
+        for shape in chains
+        if offers_blocks and _may_be_block(shape)
     ]
     return chains + list(dict.fromkeys(blocks))
 

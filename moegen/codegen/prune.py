@@ -73,7 +73,7 @@ def prune(
 
     Kernels for the whole layer come after the points: they are few, and serve no large batch by which they would rank.
     ``paired``: after the points come candidates of the default's mode with one schedule for both gemms, each with its
-    best form of W4A4 rows, so that measurements meet every schedule that a spec lists, beside its like.
+    best form of rows, so that measurements meet every schedule that a spec lists, beside its like.
     ``points`` names the batches that ``Candidate.times_us`` is about. Row tiles and points are looked for in the
     default's numerics class, since tuning compares pipelines of one class.
     Modes and row tiles are kept even beyond ``limit``: a measurement must be able to prove the model wrong about them.

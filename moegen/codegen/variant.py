@@ -59,6 +59,7 @@ _WORDS: dict[tuple[str, str], dict[Any, str]] = {
     ("op", "combine"): {CombineMode.ORDERED: "ordered", CombineMode.ATOMIC: "atomic"},
     ("op", "fused_combine"): {True: "fusedcombine"},
     ("op", "decoded"): {True: "decoded"},
+    ("op", "arranged"): {True: "arranged"},
 }
 _BY_WORD = {word: (owner, field, member) for (owner, field), words in _WORDS.items() for member, word in words.items()}
 _TAGS = {tag: ("op", name) for name, tag in _NUMBERS.items()} | {

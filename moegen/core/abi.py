@@ -237,12 +237,21 @@ def _gather(op: OpSpec) -> tuple[Argument, ...]:
     )
 
 
+def _pieces(op: OpSpec, access: Access = "read") -> Argument:
+    """Tokens once each, their columns in the order of ``rows_layout``."""
+    return _arg("x_pieces", _token(op), "T", "H128" if op.rows_layout else "H", access=access)
+
+
+def _arrange(op: OpSpec) -> tuple[Argument, ...]:
+    return (_arg("x", _token(op), "T", "H", role="caller"), _pieces(op, "write"))
+
+
 def _gemm1(op: OpSpec) -> tuple[Argument, ...]:
     assert op.numerics is not None
     if op.w4a4:
         rows = (*_quantised(op, "x", "H", "read"), _arg("x_scale", "f32", 1, 2, role="scale"))
     elif op.gather:
-        rows = (_arg("x", _token(op), "T", "H", role="caller"),)
+        rows = (_pieces(op) if op.arranged else _arg("x", _token(op), "T", "H", role="caller"),)
     else:
         rows = (_rows(op, "x_rows", "H"),)
     weighted = op.numerics.router_weight is RouterWeight.PRE_QUANT or (
@@ -328,6 +337,7 @@ _BUILDERS = {
     OpKind.ROUTE: _route,
     OpKind.QUANTIZE: _quantize,
     OpKind.GATHER: _gather,
+    OpKind.ARRANGE: _arrange,
     OpKind.GEMM1: _gemm1,
     OpKind.DEINTERLEAVE: _deinterleave,
     OpKind.DEINTERLEAVE_QUANTIZE: _deinterleave_quantize,

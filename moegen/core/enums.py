@@ -18,6 +18,7 @@ class OpKind(str, Enum):
     ROUTE = "route"
     QUANTIZE = "quantize"
     GATHER = "gather"
+    ARRANGE = "arrange"
     GEMM1 = "gemm1"
     DEINTERLEAVE = "deinterleave"
     DEINTERLEAVE_QUANTIZE = "deinterleave_quantize"

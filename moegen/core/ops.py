@@ -64,10 +64,12 @@ class OpSpec:
         act_scale: quantize, deinterleave_quantize: where their second-level scale comes from.
         bias: a bias is added after alpha in gemm1 and gemm2.
         fused_combine: gemm2 only: adds weighted rows into ``y_acc`` instead of writing ``out_rows``.
-        rows_layout: private order of ``x_rows`` and ``h_rows``, or of ``x_products`` and ``h_products`` (``""``:
-            row-major); such rows are padded to 128 columns.
+        rows_layout: private order of ``x_rows`` and ``h_rows``, of ``x_products`` and ``h_products``, and of columns of
+            ``x_pieces`` (``""``: row-major); such rows are padded to 128 columns.
         decoded: W4A4 only: quantised rows pass to a gemm as products of code and block scale, exact in bf16, instead of
             as codes and scales.
+        arranged: W4A16 gemm1 only: it gathers from ``x_pieces``, which an ``arrange`` op has put into the column order
+            of ``rows_layout``, instead of from ``x``.
     """
 
     kind: OpKind
@@ -92,6 +94,7 @@ class OpSpec:
     weight_pack: str = ""
     rows_layout: str = ""
     decoded: bool = field(default=False, metadata=LATER)
+    arranged: bool = field(default=False, metadata=LATER)
 
     @property
     def gated(self) -> bool:
@@ -118,7 +121,9 @@ class OpSpec:
     @property
     def k(self) -> int:
         """Depth of a gemm, or columns of a quantised row, in elements."""
-        if self.kind is OpKind.GEMM1 or (self.kind is OpKind.QUANTIZE and self.gather) or self.kind is OpKind.GATHER:
+        if self.kind is OpKind.QUANTIZE:
+            return self.hidden if self.gather else self.intermediate
+        if self.kind in (OpKind.GEMM1, OpKind.GATHER, OpKind.ARRANGE):
             return self.hidden
         return self.intermediate
 

@@ -29,6 +29,7 @@ class HopperCase(Case):
 
     row_tile: int = ROW_TILE
     decoded: bool = False
+    arranged: bool = False
 
     def _shape(self) -> Shape:
         return Shape(
@@ -38,6 +39,7 @@ class HopperCase(Case):
             rows_layout=ROWS_LAYOUT,
             fused_gather=self.fused_gather,
             decoded=self.decoded,
+            arranged=self.arranged,
         )
 
     def pipeline(self) -> tuple[OpSpec, ...]:
@@ -76,6 +78,7 @@ def private_buffers(case: HopperCase, given: dict[str, Tensor]) -> dict[str, Ten
         codes = given[f"{name}_codes"]
         scales = scale_layout(case.row_scales).unpack(given[f"{name}_scales"], len(codes), columns // BLOCK)
         made[f"{name}_products"] = layout.pack(to_bf16(unscaled_values(Quantized(codes=codes, scales=scales))))
+    made["x_pieces"] = layout.arrange(given["x"])
     for name, kind, halves in (("w1", OpKind.GEMM1, 2 if case.gated else 1), ("w2", OpKind.GEMM2, 1)):
         op = ops[kind]
         half = op.intermediate if kind is OpKind.GEMM1 else op.hidden

@@ -19,13 +19,14 @@ OWN = {
     "blocks": (1, 2, 4),
     "family": ("ladder", "claims"),
 }
-GEMM1 = {**axes.GEMM1, **OWN}
+GEMM1 = {**axes.GEMM1, **OWN, "arranged": (False, True)}
 GEMM2 = {"format": ("w4a4", "gathered"), **axes.GEMM2, **OWN}
 
 
 def case_of(row: Row, activation_math: ActivationMath = ActivationMath.EXACT) -> HopperCase:
     """The layer and batch of a row of either grid."""
-    return HopperCase(**GEOMETRIES[row["geometry"]], **axes.case_fields(row, activation_math))
+    fields = axes.case_fields(row, activation_math) | {"arranged": row.get("arranged", False)}
+    return HopperCase(**GEOMETRIES[row["geometry"]], **fields)
 
 
 def variant_of(row: Row) -> Variant:
@@ -37,7 +38,9 @@ def variant_of(row: Row) -> Variant:
 
 
 def allowed(row: Row) -> bool:
-    """True when the catalog calls the row legal."""
+    """True when the catalog calls the row legal, and the row says nothing that its form ignores."""
+    if row.get("arranged", False) and row["mode"][0] != "gathers":
+        return False
     try:
         variant = variant_of(row)
     except (MoegenError, ValueError):

@@ -12,6 +12,7 @@ from moegen.codegen.catalogs.sm90 import (
     CLAIMS,
     LADDER,
     ROUTE,
+    STREAM,
     expert_bytes,
     shared_bytes,
     warpgroups_of,
@@ -103,6 +104,29 @@ def test_gathered_rows_are_copied_unless_they_are_weighted() -> None:
     assert verdict(weighted, "n40") == "token_width"
     assert verdict(weighted, "n8", warpgroups=5) == "registers"
     assert verdict(gathering, "n8", warpgroups=5) == ""
+    assert verdict(gathering, "n8_24", warpgroups=5) == ""
+    assert verdict(gathering, "n8_32", warpgroups=5) == "registers"
+
+
+def test_pieces_are_copied_to_tiles_whose_tokens_fit_and_never_weighted() -> None:
+    arranged = replace(CASE, fused_gather=True, arranged=True)
+    assert verdict(gemm(case=arranged), "n8_152") == ""
+    assert verdict(gemm(case=arranged), "n8_160") == "token_width"
+    assert verdict(gemm(case=replace(arranged, hidden=2048)), "n64_88", tiles=2) == ""
+    on_input = replace(gemm(case=arranged), numerics=Numerics(router_weight=RouterWeight.INPUT))
+    assert verdict(on_input, "n8") == "arranged"
+    arrange = arranged.ops()[OpKind.ARRANGE]
+    assert CATALOG.verdict(arrange, STREAM.make(), H200).legal
+    assert CATALOG.verdict(replace(arrange, rows_layout=""), STREAM.make(), H200).predicate == "rows_layout"
+
+
+def test_arranging_hides_behind_routing() -> None:
+    arranged = replace(CASE, hidden=2048, fused_gather=True, arranged=True).ops()
+    gather = replace(CASE, hidden=2048, fused_gather=False).ops()[OpKind.GATHER]
+    for tokens in (128, 8192):
+        load = expected_load(tokens, 128, 8, 8)
+        time_us = CATALOG.time_us(arranged[OpKind.ARRANGE], STREAM.make(), H200, load)
+        assert 0 < time_us < CATALOG.time_us(gather, STREAM.make(), H200, load) / 2
 
 
 def test_decoding_producers_cannot_claim_items() -> None:

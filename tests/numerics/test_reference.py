@@ -339,6 +339,12 @@ class FlippedRows:
     def unpack(self, buffer, columns):
         return buffer.flip(-1)[..., :columns]
 
+    def arrange(self, tokens):
+        return self.pack(tokens)
+
+    def restore(self, buffer, columns):
+        return self.unpack(buffer, columns)
+
 
 def test_private_packs_and_row_orders_change_no_result():
     layouts.register_pack(Reversed())

@@ -86,6 +86,21 @@ def test_row_order_is_a_permutation_and_round_trips(groups, columns):
     assert torch.equal(K64R8().unpack(packed, columns), rows)
 
 
+@given(tokens=st.integers(0, 9), columns=st.sampled_from([16, 64, 80, 176, 256]))
+def test_single_tokens_are_the_first_rows_of_groups(tokens, columns):
+    """Row 0 of a group moves no pieces: arranging a token is packing it there."""
+    rows = torch.arange(tokens * columns, dtype=torch.int16).reshape(tokens, columns) + 1
+    arranged = K64R8().arrange(rows)
+    assert torch.equal(K64R8().restore(arranged, columns), rows)
+    groups = torch.zeros(8 * tokens, columns, dtype=torch.int16)
+    groups[::8] = rows
+    chunks = -(-columns // 128) * 2
+    firsts = K64R8().pack(groups).view(tokens, chunks, 8, 64)[:, :, 0] if tokens else arranged.view(0, chunks, 64)
+    assert torch.equal(arranged.view(tokens, chunks, 64), firsts)
+    with pytest.raises(LayoutError, match="expected"):
+        K64R8().restore(arranged, columns + 128)
+
+
 def test_row_order_refuses_partial_groups():
     with pytest.raises(LayoutError, match="multiple of 8"):
         K64R8().pack(torch.zeros(12, 64))

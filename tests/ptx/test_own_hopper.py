@@ -1,5 +1,6 @@
 """Our own sm_90a kernels, compiled as for a GPU and executed by the interpreter, bit for bit against the reference."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,12 @@ def test_routing_and_quantizing_write_the_bytes_of_the_reference(workshop: Works
     check(workshop, stream_variant(CASE.ops()[kind]), CASE, buffers(CASE))
 
 
+def test_tokens_are_arranged_once(workshop: Workshop) -> None:
+    """Columns past K, up to a whole unit, become zeros; two blocks share the tokens."""
+    case = HopperCase(hidden=1104, tokens=9, w4a4=False, arranged=True)
+    check(workshop, stream_variant(case.ops()[OpKind.ARRANGE]), case, buffers(case))
+
+
 @pytest.mark.parametrize("kind", [OpKind.GEMM1, OpKind.GEMM2])
 def test_gemms_write_the_bytes_of_the_reference(workshop: Workshop, kind: OpKind) -> None:
     """Bulk copies, decoding producers and wgmma; sums are small enough to be exact."""
@@ -93,10 +100,11 @@ def test_gemms_write_the_bytes_of_the_reference(workshop: Workshop, kind: OpKind
     check(workshop, variant, case, private_buffers(case, buffers(case)))
 
 
-@pytest.mark.parametrize("gather", [False, True])
-def test_blocks_claim_items_and_gather_rows(workshop: Workshop, gather: bool) -> None:
+@pytest.mark.parametrize("form", ["rows", "x", "pieces"])
+def test_blocks_claim_items_and_gather_rows(workshop: Workshop, form: str) -> None:
     """Two kernels of a ladder share the items by counters; rows come by bulk copies, or one by one through row_slot."""
-    case = HopperCase(hidden=128, intermediate=144, experts=4, top_k=1, tokens=19, w4a4=False, fused_gather=gather)
+    forms = HopperCase(hidden=128, intermediate=144, experts=4, top_k=1, tokens=19, w4a4=False)
+    case = replace(forms, fused_gather=form != "rows", arranged=form == "pieces")
     fixed = ladder_variant(case.ops()[OpKind.GEMM1], "n8_24", warpgroups=1)
     claims = Variant(op=fixed.op, schedule=CLAIMS.make(**fixed.schedule.as_dict()))
     check(workshop, claims, case, private_buffers(case, buffers(case)), padded=True)

@@ -39,7 +39,7 @@ PANEL = ScheduleFamily(
 STREAM = ScheduleFamily(
     target=Target.CPU,
     name="stream",
-    kinds=tuple(kind for kind in OpKind if kind not in (*GEMMS, OpKind.BLOCK)),
+    kinds=tuple(kind for kind in OpKind if kind not in (*GEMMS, OpKind.ARRANGE, OpKind.BLOCK)),
     fields=(),
 )
 AUTO: Mapping[str, tuple[Value, ...]] = {

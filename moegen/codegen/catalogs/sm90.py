@@ -15,6 +15,7 @@ from moegen.codegen.catalogs.sm90_forms import (
     LADDER,
     MANY_TILES_WIDTH,
     NARROW_WIDTH,
+    TWO_TILES_WIDTH,
     UNIT_K,
     expert_bytes,
     plain_form,
@@ -25,7 +26,7 @@ from moegen.codegen.catalogs.sm90_forms import (
     weighted_gather,
     widths,
 )
-from moegen.codegen.catalogs.sm90_time import CHAINED_US, gemm_us, route_us
+from moegen.codegen.catalogs.sm90_time import CHAINED_US, arrange_us, gemm_us, route_us
 from moegen.codegen.cost import stream_bytes
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
@@ -95,10 +96,13 @@ DECODE_WIDTHS = 128
 """Codes of a W4A4 token tile pass through registers too, at a third of the width in registers."""
 QUANTISING_WIDTHS = 96
 """Without a gate a thread has twice the values to quantise: wider tiles would spill."""
+FIVE_GATHER_WIDTH = 24
+"""Widest tile of five consumer warpgroups beside a warpgroup that gathers."""
 LIBRARY: Mapping[OpKind, tuple[str, ...]] = {
     OpKind.ROUTE: ("route.cuh",),
     OpKind.QUANTIZE: ("quantize.cuh",),
     OpKind.GATHER: ("row_ops.cuh",),
+    OpKind.ARRANGE: ("arrange.cuh",),
     OpKind.GEMM1: ("epilogue.cuh",),
     OpKind.DEINTERLEAVE: ("row_ops.cuh",),
     OpKind.DEINTERLEAVE_QUANTIZE: ("quantize.cuh",),
@@ -115,6 +119,8 @@ def serves_rows(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
         )
     if op.kind in (OpKind.GATHER, OpKind.COMBINE) and op.top_k > MAX_TOP_K:
         return illegal("top_k", "a token's slots are held in registers", top_k=op.top_k, limit=MAX_TOP_K)
+    if op.arranged and weighted_gather(op):
+        return illegal("arranged", "pieces are copied as they are: a router weight on the input needs a gather")
     if op.kind in GEMMS and op.row_tile != ROW_TILE:
         return illegal("row_tile", "rows are padded to groups of 8", row_tile=op.row_tile, needed=ROW_TILE)
     if op.kind in GEMMS and op.weight_pack != packs_of(op)[0]:
@@ -127,10 +133,12 @@ def arguments_have_rows(op: OpSpec) -> bool:
     if op.decoded:
         return True
     if op.kind is OpKind.GEMM1:
-        return not (op.w4a4 or op.gather) or op.epilogue is Epilogue.COMPACT
+        return not (op.w4a4 or op.gather) or op.arranged or op.epilogue is Epilogue.COMPACT
     if op.kind is OpKind.GEMM2:
         return not op.w4a4
-    return op.kind in (OpKind.GATHER, OpKind.DEINTERLEAVE) or (op.kind is OpKind.QUANTIZE and not op.gather)
+    if op.kind is OpKind.QUANTIZE:
+        return not op.gather
+    return op.kind in (OpKind.GATHER, OpKind.ARRANGE, OpKind.DEINTERLEAVE)
 
 
 def packs_of(op: OpSpec) -> tuple[str, ...]:
@@ -205,7 +213,7 @@ def widest(op: OpSpec) -> int:
 
 def holds_little(op: OpSpec) -> bool:
     """True when two warpgroups cannot hold three or four tiles each."""
-    return op.gather or op.epilogue not in (None, Epilogue.COMPACT) or op.fused_combine
+    return (op.gather and not op.arranged) or op.epilogue not in (None, Epilogue.COMPACT) or op.fused_combine
 
 
 def counts_fit(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
@@ -222,7 +230,18 @@ def counts_fit(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     return LEGAL
 
 
-GEMM_PREDICATES: tuple[Predicate, ...] = (serves_rows, useful_shape, fits_device, fits_registers)
+def holds_tokens(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
+    """A producer that gathers keeps the tokens of its rows in registers."""
+    ladder = widths(schedule)
+    if op.arranged and ladder[-1] > TWO_TILES_WIDTH:
+        return illegal("token_width", "a producer of pieces holds fewer rows", width=ladder[-1], limit=TWO_TILES_WIDTH)
+    plain = [width for width in ladder if plain_form(op, schedule, width)]
+    if op.gather and schedule.number("warpgroups") == 5 and plain and plain[-1] > FIVE_GATHER_WIDTH:
+        return illegal("registers", "five warpgroups leave a gathering producer too few", width=plain[-1])
+    return LEGAL
+
+
+GEMM_PREDICATES: tuple[Predicate, ...] = (serves_rows, useful_shape, fits_device, fits_registers, holds_tokens)
 
 
 @dataclass(frozen=True)
@@ -291,6 +310,8 @@ class Sm90Catalog:
         passes = 2.0 if op.act_scale is ActScale.DYNAMIC_TENSOR else 1.0
         if op.kind is OpKind.ROUTE:
             return route_us(schedule, load)
+        if op.kind is OpKind.ARRANGE:
+            return arrange_us(op, device, load)
         return CHAINED_US + 1e6 * passes * stream_bytes(op, load) / (0.8 * device.read_bytes_s)
 
     def template(self, op: OpSpec, schedule: Schedule) -> str:

@@ -1,7 +1,7 @@
 """Modelled time of an sm_90a gemm ladder (reading, feeding, decoding, multiplying) and of routing."""
 
 from moegen.codegen.catalogs.sm90_forms import UNIT_BYTES, UNIT_K, UNIT_ROWS, warpgroups_of, weight_tiles, widths
-from moegen.codegen.cost import gemm_bytes
+from moegen.codegen.cost import gemm_bytes, stream_bytes
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule
 from moegen.core.devices import DeviceFacts
@@ -16,9 +16,13 @@ WGMMA_CYCLES = {8: 13, 16: 13, 24: 13, 32: 16, 48: 24}
 """Cycles of one m64k16 multiply by token width; half the width beyond 48."""
 GATHER_CYCLES = 7
 """A warp's asynchronous copy of 128 bytes of a row in 4-byte words; 0.4 of it lengthens the multiplies beside it."""
+PIECE_CYCLES = 2
+"""The same share of a copy of whole pieces, 512 bytes of four rows."""
 GATHER_SHARE = 0.4
 UNROUTED_US = 3.0
 """Weights that no gather op gives time to fetch: a gemm1 that follows routing at once knows no item until it ends."""
+ARRANGED_US = 0.8
+"""Arranging tokens beside routing, which takes this long at least."""
 DECODE_SHARE = 0.35
 """What of the decoding lengthens the multiplies beside it: both need issue slots and register ports."""
 FEED_BYTES = 30
@@ -54,7 +58,8 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     feed_us = 1e-3 * fed / FEED_BYTES / CLOCK_GHZ / device.cores
     copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0
     unrouted_us = UNROUTED_US if op.gather and not op.w4a4 else 0.0
-    gather_us = GATHER_SHARE * 1e-3 * copies * GATHER_CYCLES / CLOCK_GHZ / device.cores
+    copy_cycles = PIECE_CYCLES if op.arranged else GATHER_CYCLES
+    gather_us = GATHER_SHARE * 1e-3 * copies * copy_cycles / CLOCK_GHZ / device.cores
     compute_us = multiply_us * (CODED_MULTIPLY if op.reads_codes else 1.0) + DECODE_SHARE * decode_us + gather_us
     work_us = max(read_us, feed_us, compute_us, decode_us) * min(waves, 2.0) * (CODED_WORK if op.reads_codes else 1.0)
     return work_us + unrouted_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
@@ -64,3 +69,9 @@ def route_us(schedule: Schedule, load: Load) -> float:
     """Modelled time of routing: more threads take longer to sum, a block's slots pass through its votes."""
     threads, blocks = schedule.number("threads"), schedule.number("blocks")
     return ROUTE_US + 1.6e-3 * threads + 0.4 * (blocks > 1) + 1.2e-3 * load.rows / blocks
+
+
+def arrange_us(op: OpSpec, device: DeviceFacts, load: Load) -> float:
+    """Modelled time of arranging tokens, as far as routing beside it does not hide it."""
+    moved_us = 1e6 * stream_bytes(op, load) / (0.8 * device.read_bytes_s)
+    return ARRANGED_US + max(0.0, moved_us - ROUTE_US - 3e-4 * load.rows)

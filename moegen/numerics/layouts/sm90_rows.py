@@ -14,13 +14,18 @@ from moegen.core.errors import LayoutError
 GROUP_ROWS, CHUNK_K, UNIT_K = 8, 64, 128
 
 
+def _columns() -> Tensor:
+    """k within a chunk of each slot, before pieces move: int64 ``[64]``."""
+    slot = torch.arange(CHUNK_K)
+    return 16 * (slot // 2 % 4) + 4 * (slot // 16) + 2 * (slot // 8 % 2) + slot % 2
+
+
 def _slots() -> Tensor:
     """k within a chunk of each 16-bit slot of a row of the group: int64 ``[8, 64]``."""
     slot = torch.arange(CHUNK_K)
-    logical = 16 * (slot // 2 % 4) + 4 * (slot // 16) + 2 * (slot // 8 % 2) + slot % 2
     row = torch.arange(GROUP_ROWS).view(-1, 1)
     piece, within = slot // 8, slot % 8
-    return logical[(piece ^ row) * 8 + within]
+    return _columns()[(piece ^ row) * 8 + within]
 
 
 class K64R8:
@@ -56,3 +61,24 @@ class K64R8:
         grid = buffer.view(-1, padded // CHUNK_K, GROUP_ROWS, CHUNK_K).transpose(1, 2)
         index = _slots().to(buffer.device).view(1, GROUP_ROWS, 1, CHUNK_K).expand_as(grid)
         return torch.empty_like(grid).scatter_(-1, index, grid).reshape(count, padded)[:, :columns]
+
+    def arrange(self, tokens: Tensor) -> Tensor:
+        """Tokens ``[T, K]``, any number, to ``[T, K rounded up to 128]``: K permuted inside chunks, pieces in place."""
+        count, columns = tokens.shape
+        padded = round_up(columns, UNIT_K)
+        chunks = torch.nn.functional.pad(tokens, (0, padded - columns)).view(count, padded // CHUNK_K, CHUNK_K)
+        return chunks[..., _columns().to(tokens.device)].reshape(count, padded)
+
+    def restore(self, buffer: Tensor, columns: int) -> Tensor:
+        """Inverse of :meth:`arrange`: row-major ``[T, columns]``.
+
+        Raises:
+            LayoutError: the buffer's width is not that of ``columns``.
+        """
+        count, padded = buffer.shape
+        if padded != round_up(columns, UNIT_K):
+            raise LayoutError(
+                f"buffer of shape {tuple(buffer.shape)}", self.name, f"expected [T, {round_up(columns, UNIT_K)}]"
+            )
+        back = _columns().argsort().to(buffer.device)
+        return buffer.view(count, padded // CHUNK_K, CHUNK_K)[..., back].reshape(count, padded)[:, :columns]

@@ -111,6 +111,10 @@ def _gather(op: OpSpec, buffers: Buffers) -> dict[str, Tensor]:
     return {"x_rows": row_layout(op.rows_layout).pack(x_rows)}
 
 
+def _arrange(op: OpSpec, buffers: Buffers) -> dict[str, Tensor]:
+    return {"x_pieces": row_layout(op.rows_layout).arrange(buffers["x"])}
+
+
 def _gemm1(op: OpSpec, buffers: Buffers) -> dict[str, Tensor]:
     assert op.activation is not None
     assert op.numerics is not None
@@ -145,9 +149,8 @@ def _gemm1_rows(op: OpSpec, buffers: Buffers) -> experts.RowReader:
         return _code_rows("x", buffers, op.scale_layout, op.hidden)
     if op.gather:
         weights = buffers["topk_weights"] if _weight_on_input(op) else None
-        values = rows.gather(
-            buffers["x"], buffers["row_slot"], top_k=op.top_k, dtype=op.dtype, topk_weights=weights
-        ).float()
+        tokens = row_layout(op.rows_layout).restore(buffers["x_pieces"], op.hidden) if op.arranged else buffers["x"]
+        values = rows.gather(tokens, buffers["row_slot"], top_k=op.top_k, dtype=op.dtype, topk_weights=weights).float()
     else:
         values = row_layout(op.rows_layout).unpack(buffers["x_rows"], op.hidden).float()
     return _plain_rows(values)
@@ -235,6 +238,7 @@ def _weight_at_combine(op: OpSpec) -> bool:
 _RUN: dict[OpKind, Callable[[OpSpec, Buffers], dict[str, Tensor]]] = {
     OpKind.QUANTIZE: _quantize,
     OpKind.GATHER: _gather,
+    OpKind.ARRANGE: _arrange,
     OpKind.GEMM1: _gemm1,
     OpKind.DEINTERLEAVE: _deinterleave,
     OpKind.DEINTERLEAVE_QUANTIZE: _deinterleave_quantize,

@@ -23,6 +23,14 @@ class RowLayout(Protocol):
         """Inverse of :meth:`pack`: row-major ``[R, columns]``."""
         ...
 
+    def arrange(self, tokens: Tensor) -> Tensor:
+        """Single tokens ``[T, K]`` with their columns in this order, padding 0 (``x_pieces``)."""
+        ...
+
+    def restore(self, buffer: Tensor, columns: int) -> Tensor:
+        """Inverse of :meth:`arrange`."""
+        ...
+
 
 class RowMajor:
     """The public order: ``[R, K]`` as it is."""
@@ -38,6 +46,14 @@ class RowMajor:
         if buffer.shape[-1] != columns:
             raise LayoutError(f"rows of {buffer.shape[-1]} columns", "token rows", f"expected {columns}")
         return buffer
+
+    def arrange(self, tokens: Tensor) -> Tensor:
+        """The same tokens."""
+        return tokens
+
+    def restore(self, buffer: Tensor, columns: int) -> Tensor:
+        """The same tokens; raises as :meth:`unpack`."""
+        return self.unpack(buffer, columns)
 
 
 _LAYOUTS: dict[str, RowLayout] = {}

@@ -75,6 +75,11 @@ __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, u
       : "memory");
 }
 
+// Sixteen bytes global -> shared by this thread, past L1.
+__device__ __forceinline__ void copy_async_16(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
+
 // Four bytes global -> shared by this thread; kFilled: only `bytes` (4 or 0) are read, the rest becomes zero.
 template <bool kFilled>
 __device__ __forceinline__ void copy_async_4(uint32_t target, const void* source, uint32_t bytes) {

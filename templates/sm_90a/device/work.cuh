@@ -127,8 +127,8 @@ struct Order {
   static __device__ void finish(int32_t* claims) {
     if constexpr (kClaimed) {
       if (atomicAdd(claims + 1, 1) == int(gridDim.x) - 1) {
-        claims[0] = 0;
-        claims[1] = 0;
+        atomicExch(claims, 0);  // a plain store would not be ordered after other blocks' claims
+        atomicExch(claims + 1, 0);
       }
     }
   }
