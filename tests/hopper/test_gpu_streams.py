@@ -141,6 +141,14 @@ def test_gather(hopper_workshop: Workshop, hidden: int, place: RouterWeight) -> 
         check(hopper_workshop, batch.ops()[OpKind.GATHER], batch, given)
 
 
+@pytest.mark.parametrize("tokens", [1, 37, 700])
+@pytest.mark.parametrize("hidden", [80, 1104])
+def test_arrange(hopper_workshop: Workshop, hidden: int, tokens: int) -> None:
+    case = HopperCase(hidden=hidden, tokens=tokens, w4a4=False, arranged=True)
+    given = buffers(case) | {"x": wild((tokens, hidden), case, 26)}
+    check(hopper_workshop, case.ops()[OpKind.ARRANGE], case, given)
+
+
 @pytest.mark.parametrize("intermediate", [144, 208])
 def test_deinterleave(hopper_workshop: Workshop, intermediate: int) -> None:
     case = HopperCase(w4a4=False, intermediate=intermediate, epilogue=Epilogue.INTERLEAVED)
