@@ -4,17 +4,14 @@ from dataclasses import dataclass, replace
 
 import torch
 from hopper.cases import HopperCase, private_buffers
-from hopper.grids import GEMM1, GEMM2, case_of
+from hopper.grids import GEMM1, GEMM2, allowed
 from hopper.workshop import ladder_variant, stream_variant
 from kernels.cases import DYNAMIC, STATIC, SWIZZLED, buffers, generator
-from kernels.pairwise import Row, covering
+from kernels.pairwise import covering
 from torch import Tensor
 
-from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS, LADDER
 from moegen.codegen.variant import Variant
-from moegen.core.devices import H200
 from moegen.core.enums import CombineMode, Contract, Epilogue, OpKind, RouterWeight, TokenDtype
-from moegen.core.errors import MoegenError
 from moegen.core.ops import Numerics
 from moegen.numerics import e2m1
 
@@ -33,33 +30,6 @@ FEWER_GEMM1 = {
     "contract": (Contract.TE,),
 }
 ON_INPUT = Numerics(router_weight=RouterWeight.INPUT)
-
-
-def fp16_case(row: Row) -> HopperCase:
-    """The layer and batch of a row of either grid."""
-    return replace(case_of(row), dtype=FP16)
-
-
-def fp16_variant(row: Row) -> Variant:
-    """The variant that a row stands for."""
-    op = fp16_case(row).ops()[OpKind.GEMM1 if "mode" in row else OpKind.GEMM2]
-    family = CLAIMS if row["family"] == "claims" else LADDER
-    return Variant(
-        op=op, schedule=family.make(**{name: row[name] for name in ("ladder", "warpgroups", "tiles", "blocks")})
-    )
-
-
-def _allowed(row: Row) -> bool:
-    try:
-        variant = fp16_variant(row)
-    except (MoegenError, ValueError):
-        return False
-    return CATALOG.verdict(variant.op, variant.schedule, H200).legal
-
-
-def fp16_name(row: Row) -> str:
-    """Test id."""
-    return f"{fp16_variant(row).name}-{row['routing']}"
 
 
 @dataclass(frozen=True)
@@ -146,5 +116,5 @@ def every_product() -> tuple[Variant, HopperCase, dict[str, Tensor]]:
     return ladder_variant(case.ops()[OpKind.GEMM2], "n8_16"), case, private_buffers(case, given)
 
 
-GEMM1_ROWS = covering({**GEMM1, **FEWER, **FEWER_GEMM1}, _allowed)
-GEMM2_ROWS = covering({**GEMM2, **FEWER, "h_scale": (STATIC,)}, _allowed)
+GEMM1_ROWS = covering({**GEMM1, **FEWER, **FEWER_GEMM1}, allowed)
+GEMM2_ROWS = covering({**GEMM2, **FEWER, "h_scale": (STATIC,)}, allowed)

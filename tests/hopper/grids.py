@@ -24,8 +24,9 @@ GEMM2 = {"format": ("w4a4", "gathered"), **axes.GEMM2, **OWN}
 
 
 def case_of(row: Row, activation_math: ActivationMath = ActivationMath.EXACT) -> HopperCase:
-    """The layer and batch of a row of either grid."""
-    fields = axes.case_fields(row, activation_math) | {"arranged": row.get("arranged", False)}
+    """The layer and batch of a row of either grid; ``dtype``, ``decoded`` and ``arranged`` are axes of some only."""
+    fields = axes.case_fields(row, activation_math)
+    fields |= {name: row[name] for name in ("arranged", "dtype", "decoded") if name in row}
     return HopperCase(**GEOMETRIES[row["geometry"]], **fields)
 
 

@@ -4,15 +4,11 @@ from dataclasses import replace
 
 from hopper.cases import HopperCase
 from hopper.fp16 import FEWER, FEWER_GEMM1, StreamCase
-from hopper.grids import GEMM1, GEMM2, case_of
+from hopper.grids import GEMM1, GEMM2, allowed
 from kernels.cases import DYNAMIC, SWIZZLED
-from kernels.pairwise import Row, covering
+from kernels.pairwise import covering
 
-from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS, LADDER
-from moegen.codegen.variant import Variant
-from moegen.core.devices import H200
 from moegen.core.enums import Contract, Epilogue, OpKind, TokenDtype
-from moegen.core.errors import MoegenError
 from moegen.core.ops import Numerics
 
 BASE = HopperCase(hidden=176, intermediate=208, decoded=True)
@@ -22,33 +18,7 @@ FORMS = {
     "fused": replace(BASE, epilogue=Epilogue.FUSED_FP4, row_scales=SWIZZLED, dtype=TokenDtype.FP16),
     "dynamic": replace(BASE, x_scale=DYNAMIC, h_scale=DYNAMIC, dtype=TokenDtype.FP16),
 }
-COMMON = {**FEWER, "dtype": tuple(TokenDtype)}
-
-
-def products_case(row: Row) -> HopperCase:
-    """The layer and batch of a row of either grid."""
-    return replace(case_of(row), dtype=row["dtype"], decoded=True)
-
-
-def products_variant(row: Row) -> Variant:
-    """The variant that a row stands for."""
-    op = products_case(row).ops()[OpKind.GEMM1 if "mode" in row else OpKind.GEMM2]
-    family = CLAIMS if row["family"] == "claims" else LADDER
-    fields = {name: row[name] for name in ("ladder", "warpgroups", "tiles", "blocks")}
-    return Variant(op=op, schedule=family.make(**fields))
-
-
-def products_name(row: Row) -> str:
-    """Test id."""
-    return f"{products_variant(row).name}-{row['routing']}"
-
-
-def _allowed(row: Row) -> bool:
-    try:
-        variant = products_variant(row)
-    except (MoegenError, ValueError):
-        return False
-    return variant.op.decoded and CATALOG.verdict(variant.op, variant.schedule, H200).legal
+COMMON = {**FEWER, "dtype": tuple(TokenDtype), "decoded": (True,)}
 
 
 def quantizing_cases() -> dict[str, StreamCase]:
@@ -64,6 +34,6 @@ def quantizing_cases() -> dict[str, StreamCase]:
 
 
 GEMM1_ROWS = covering(
-    {**GEMM1, **COMMON, **FEWER_GEMM1, "mode": tuple(mode for mode in GEMM1["mode"] if mode[0] == "w4a4")}, _allowed
+    {**GEMM1, **COMMON, **FEWER_GEMM1, "mode": tuple(mode for mode in GEMM1["mode"] if mode[0] == "w4a4")}, allowed
 )
-GEMM2_ROWS = covering({**GEMM2, **COMMON, "format": ("w4a4",)}, _allowed)
+GEMM2_ROWS = covering({**GEMM2, **COMMON, "format": ("w4a4",)}, allowed)

@@ -14,11 +14,9 @@ from hopper.fp16 import (
     GEMM1_ROWS,
     GEMM2_ROWS,
     every_product,
-    fp16_case,
-    fp16_name,
-    fp16_variant,
     stream_cases,
 )
+from hopper.grids import case_of, row_name, variant_of
 from hopper.workshop import Workshop
 from kernels.cases import ACTIVATIONS, buffers
 from kernels.compare import POISONS
@@ -72,7 +70,7 @@ BLOCKS = block_cases()
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled(hopper_workshop: Workshop) -> None:
-    variants = [fp16_variant(row) for row in ROWS] + [case.variant() for case in STREAMS.values()]
+    variants = [variant_of(row) for row in ROWS] + [case.variant() for case in STREAMS.values()]
     hopper_workshop.prepare([*variants, every_product()[0], *(block_variant(case) for case in BLOCKS.values())])
 
 
@@ -80,10 +78,10 @@ def check(workshop: Workshop, variant: Variant, case: HopperCase, given: dict[st
     check_op(workshop.kernel(variant), variant, case, given, byte=byte)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=fp16_name)
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
 def test_gemms_write_the_bytes_of_the_reference(hopper_workshop: Workshop, row: Row) -> None:
-    case = fp16_case(row)
-    check(hopper_workshop, fp16_variant(row), case, private_buffers(case, buffers(case)), row["poison"])
+    case = case_of(row)
+    check(hopper_workshop, variant_of(row), case, private_buffers(case, buffers(case)), row["poison"])
 
 
 def test_every_code_and_scale_is_exact(hopper_workshop: Workshop) -> None:

@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 from hopper.cases import private_buffers
 from hopper.compare import check_op
+from hopper.grids import case_of, row_name, variant_of
 from hopper.products import (
     GEMM1_ROWS,
     GEMM2_ROWS,
-    products_case,
-    products_name,
-    products_variant,
     quantizing_cases,
 )
 from hopper.workshop import Workshop
@@ -25,13 +23,13 @@ STREAMS = quantizing_cases()
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled(hopper_workshop: Workshop) -> None:
-    variants = [products_variant(row) for row in ROWS] + [case.variant() for case in STREAMS.values()]
+    variants = [variant_of(row) for row in ROWS] + [case.variant() for case in STREAMS.values()]
     hopper_workshop.prepare(variants)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=products_name)
+@pytest.mark.parametrize("row", ROWS, ids=row_name)
 def test_gemms_write_the_bytes_of_the_reference(hopper_workshop: Workshop, row: Row) -> None:
-    variant, case = products_variant(row), products_case(row)
+    variant, case = variant_of(row), case_of(row)
     check_op(hopper_workshop.kernel(variant), variant, case, private_buffers(case, buffers(case)), byte=row["poison"])
 
 
