@@ -26,7 +26,7 @@ def _one(ladder: str, warpgroups: int = 4, tiles: int = 1, blocks: int = 1, clai
 
 FINE, HALF, WHOLE, FIVE = _one("n8", 1, 1, 4), _one("n8", 2, 1, 2), _one("n8"), _one("n8", 5)
 SMALL, SMALL_FIVE = _one("n8_16_32"), _one("n8_16_32", 5)
-SKEWED = _one("n8_16_32_64_128")
+SKEWED, SKEWED_CLAIMS = _one("n8_16_32_64_128"), _one("n8_16_32_64_128", claims=True)
 WIDE_SKEW = _one("n16_32_48_64_80_96_112_128_144_152", claims=True)
 #: Ladders around 64 or 128 rows an expert: steps of 8 where the counts lie, even shares of what exceeds the widest.
 AROUND_64, AROUND_64_MANY = _one("n48_56_64_72_80_96"), _one("n48_56_64_72_80_96", tiles=2)
@@ -40,8 +40,8 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
         8: (WHOLE,),
         32: (SMALL, WHOLE),
         128: (SMALL, SKEWED),
-        512: (SKEWED, _one("n16_24_32_64")),
-        2048: (AROUND_64_MANY, AROUND_64, WIDE_SKEW),
+        512: (SKEWED, _one("n16_24_32", claims=True)),
+        2048: (AROUND_64_MANY, WIDE_SKEW),
         8192: (AROUND_128, WIDE_SKEW),
     },
     "qwen3": {
@@ -49,8 +49,8 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
         8: (FINE, WHOLE),
         32: (WHOLE, HALF, _one("n16", 2, 1, 2)),
         128: (_one("n16"), _one("n16_64"), _one("n16", 2, 1, 2)),
-        512: (_one("n40_64"), _one("n48", tiles=2), _one("n32_40_48", tiles=2, claims=True)),
-        2048: (_one("n136_152"), _one("n120_136_152", claims=True), WIDE_SKEW),
+        512: (_one("n40_64"), SKEWED),
+        2048: (_one("n136_152"), WIDE_SKEW),
         8192: (_one("n128_136_144"), _one("n136_144", claims=True), WIDE_SKEW),
     },
     "gptoss": {
@@ -78,6 +78,26 @@ GATHERING: dict[str, dict[int, tuple[Schedule, ...]]] = {
     "dsv3": {},
     "dsv4f": {},
 }
+#: Ladders whose gemm1 gathers from tokens in the private column order: what is gained where each token goes to many
+#: experts (dsv3, qwen3; nothing for gptoss, nothing below 512 tokens).
+ARRANGED: dict[str, dict[int, tuple[Schedule, ...]]] = {
+    "dsv3": {
+        512: (_one("n16_24_32", claims=True), SKEWED_CLAIMS),
+        2048: (AROUND_64_MANY, WIDE_SKEW),
+        8192: (AROUND_128, WIDE_SKEW),
+    },
+    "qwen3": {
+        512: (_one("n40_48", claims=True), _one("n40_48", tiles=2, claims=True), SKEWED_CLAIMS),
+        2048: (_one("n136_152", claims=True), WIDE_SKEW),
+        8192: (_one("n128_136_144"), _one("n136_144", claims=True), WIDE_SKEW),
+    },
+    "gptoss": {},
+    "dsv4f": {
+        512: (_one("n16_24_32", claims=True), SKEWED_CLAIMS),
+        2048: (_one("n40_48_56_64", tiles=2), WIDE_SKEW),
+        8192: (_one("n88_96_104_112", claims=True), WIDE_SKEW),
+    },
+}
 #: Token width, consumer warpgroups, weight tiles and slots of the kernel that computes the whole layer, for few tokens.
 BLOCKS: tuple[tuple[int, int, int, int], ...] = ((8, 4, 1, 256), (8, 4, 2, 256))
 BLOCK_UP_TO = 32
@@ -89,12 +109,14 @@ def route_of(slots: int) -> tuple[int, int]:
 
 
 def configs(shape: str, tokens: int, *, fast: bool = False) -> list[Config]:
-    """Every ladder once, for both gemms alike; then the gathering forms; then the whole layer in one kernel."""
+    """Every ladder once, for both gemms alike; then the forms that gather; then the whole layer in one kernel."""
     route = route_of(tokens * SHAPES[shape].top_k)
     plain = [Config(gemm1=s, gemm2=s, route=route, fast=fast) for s in BY_TOKENS[shape][tokens]]
     gathering = GATHERING[shape].get(tokens, ())
     blocks = BLOCKS if tokens <= BLOCK_UP_TO else ()
     forms = [Config(gemm1=s, gemm2=s, gather=True, route=route, fast=fast) for s in gathering]
+    arranged = ARRANGED[shape].get(tokens, ())
+    forms += [Config(gemm1=s, gemm2=s, arranged=True, route=route, fast=fast) for s in arranged]
     return plain + forms + [replace(plain[0], block=block) for block in blocks]
 
 

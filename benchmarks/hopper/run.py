@@ -41,7 +41,7 @@ from benchmarks.hopper.configs import FAST_FROM, SHAPES, configs, full_config
 from benchmarks.hopper.ours import Bank, Config, Kernels, Layer
 from benchmarks.hopper.peers.adapters import ALL, OTHER_CLASS, Peer, release
 
-STAGES = {"route": ("route", "gather"), "l1": ("gemm1",), "l2": ("gemm2",), "sum": ("combine",)}
+STAGES = {"route": ("route", "gather", "arrange"), "l1": ("gemm1",), "l2": ("gemm2",), "sum": ("combine",)}
 Call = Callable[[], Any]
 Weights = tuple[Nvfp4, Nvfp4]
 ROUNDS = 9
@@ -81,25 +81,30 @@ class Ours:
         return found
 
     def choose(self, cell: Cell, fast: bool) -> tuple[Config, dict[str, dict[str, float]]]:
-        """The best ladder of each gemm by its stage; gathering forms and single kernels by the whole block."""
+        """The best ladder of each gemm by its stage, where tokens are arranged and where not; other forms by the whole
+        block."""
         swept: dict[str, dict[str, float]] = {}
-        plain: list[tuple[Config, dict[str, float]]] = []
+        ladders: dict[bool, list[tuple[Config, dict[str, float]]]] = {False: [], True: []}
         best: tuple[float, Config] | None = None
         for config in configs(cell.shape, cell.tokens, fast=fast):
             times = self.stage_times(cell, config)
-            form = f"block {config.block}" if config.block else f"{config.gemm1} {'gather' if config.gather else ''}"
-            swept[form] = times
+            rows = "gather" if config.gather else "arranged" if config.arranged else ""
+            swept[f"block {config.block}" if config.block else f"{config.gemm1} {rows}"] = times
             if not config.gather and config.block is None:
-                plain.append((config, times))
+                ladders[config.arranged].append((config, times))
             if best is None or times["moe"] < best[0]:
                 best = (times["moe"], config)
         assert best is not None
-        gemm1 = min(plain, key=lambda item: item[1]["gemm1"])[0].gemm1
-        gemm2 = min(plain, key=lambda item: item[1]["gemm2"])[0].gemm2
-        mixed = replace(plain[0][0], gemm1=gemm1, gemm2=gemm2)
-        times = self.stage_times(cell, mixed)
-        swept["mixed"] = times
-        return (mixed if times["moe"] < best[0] else best[1]), swept
+        every = [item for found in ladders.values() for item in found]
+        gemm2 = min(every, key=lambda item: item[1]["gemm2"])[0].gemm2
+        for arranged, found in ladders.items():
+            if found:
+                gemm1 = min(found, key=lambda item: item[1]["gemm1"])[0].gemm1
+                mixed = replace(found[0][0], gemm1=gemm1, gemm2=gemm2)
+                times = self.stage_times(cell, mixed)
+                swept[f"mixed {'arranged' if arranged else ''}"] = times
+                best = min(best, (times["moe"], mixed), key=lambda item: item[0])
+        return best[1], swept
 
     def check(self, cell: Cell, config: Config, weights: Weights) -> tuple[float, bool]:
         """Relative error of a few tokens against fp32, output poisoned first; and whether all is finite."""
