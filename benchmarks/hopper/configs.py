@@ -29,7 +29,7 @@ SMALL, SMALL_FIVE = _one("n8_16_32"), _one("n8_16_32", 5)
 SKEWED, SKEWED_CLAIMS = _one("n8_16_32_64_128"), _one("n8_16_32_64_128", claims=True)
 WIDE_SKEW = _one("n16_32_48_64_80_96_112_128_144_152", claims=True)
 #: Ladders around 64 or 128 rows an expert: steps of 8 where the counts lie, even shares of what exceeds the widest.
-AROUND_64, AROUND_64_MANY = _one("n48_56_64_72_80_96"), _one("n48_56_64_72_80_96", tiles=2)
+AROUND_64 = _one("n48_56_64_72_80_96", tiles=2)
 AROUND_128 = _one("n120_128_136_144_152", claims=True)
 
 FAST_FROM = 512
@@ -41,7 +41,7 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
         32: (SMALL, WHOLE),
         128: (SMALL, SKEWED),
         512: (SKEWED, _one("n16_24_32", claims=True)),
-        2048: (AROUND_64_MANY, WIDE_SKEW),
+        2048: (AROUND_64, WIDE_SKEW),
         8192: (AROUND_128, WIDE_SKEW),
     },
     "qwen3": {
@@ -59,7 +59,7 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
         32: (FIVE, SMALL_FIVE),
         128: (_one("n8_16", 5), SMALL_FIVE),
         512: (_one("n16_24_32", 5), _one("n24_32", 5)),
-        2048: (AROUND_64_MANY, _one("n56_64_72_80", tiles=2)),
+        2048: (AROUND_64, _one("n56_64_72_80", tiles=2)),
         8192: (AROUND_128, _one("n120_128_136_144")),
     },
     "dsv4f": {
@@ -83,7 +83,7 @@ GATHERING: dict[str, dict[int, tuple[Schedule, ...]]] = {
 ARRANGED: dict[str, dict[int, tuple[Schedule, ...]]] = {
     "dsv3": {
         512: (_one("n16_24_32", claims=True), SKEWED_CLAIMS),
-        2048: (AROUND_64_MANY, WIDE_SKEW),
+        2048: (AROUND_64, WIDE_SKEW),
         8192: (AROUND_128, WIDE_SKEW),
     },
     "qwen3": {
