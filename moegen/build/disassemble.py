@@ -22,7 +22,9 @@ def find_nvdisasm() -> Path:
     found = shutil.which("nvdisasm")
     packaged = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "nvdisasm"
     if found is None and not packaged.is_file():
-        raise ToolchainMissing("no nvdisasm", "PATH", f"pip install moegen[sass] ({WHEEL}), or install the CUDA toolkit")
+        raise ToolchainMissing(
+            "no nvdisasm", "PATH", f"pip install moegen[sass] ({WHEEL}), or install the CUDA toolkit"
+        )
     return Path(found) if found else packaged
 
 
