@@ -26,6 +26,16 @@ refuse() {
   exit "$code"
 }
 
+# Runs a step, keeps and shows what it says; ends with its exit code when it fails.
+step() {
+  said=$1
+  shift
+  code=0
+  "$@" >"$said" || code=$?
+  cat "$said"
+  [ "$code" = 0 ] || exit "$code"
+}
+
 case $target in
   sm_100a) wanted=10.0 gpu=B200 ;;
   sm_103a) wanted=10.3 gpu=B300 ;;
@@ -35,7 +45,7 @@ test -f "$spec" || refuse 2 "no spec file $spec"
 test -x "$bin/moegen" || refuse 2 "moegen is not installed in ${VENV:-.venv}" "make test, or python -m venv .venv && .venv/bin/pip install -e '.[test]'"
 if [ -z "$dry" ]; then
   found=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | grep . | paste -s -d ' ' -) || found=
-  case " $found" in
+  case " $found " in
     *" $wanted "*) ;;
     *) refuse 3 "no $gpu here: compute capability $wanted is needed, found: ${found:-no GPU}" \
       "Without one: $0 --dry-run $spec builds, interprets small batches, and shows what would be measured" ;;
@@ -48,13 +58,13 @@ git rev-parse HEAD >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"
 
 echo "1/5 build: every variant must compile, without spills"
 "$bin/moegen" generate "$spec" --out "$out/package" --target "$target"
-"$bin/moegen" build "$out/package" --target "$target" | tee "$out/build.txt"
+step "$out/build.txt" "$bin/moegen" build "$out/package" --target "$target"
 
 if [ -n "$dry" ]; then
   echo "2/5 bytes: the default pipeline for one token, interpreted"
   pipeline=$("$bin/python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["targets"][sys.argv[2]]["default"])' \
     "$out/package/manifest.json" "$target")
-  "$bin/moegen" verify "$out/package" --target "$target" --pipeline "$pipeline" --tokens 1 | tee "$out/verify.txt"
+  step "$out/verify.txt" "$bin/moegen" verify "$out/package" --target "$target" --pipeline "$pipeline" --tokens 1
   echo "3/5 tune and 5/5 report: need the GPU; the same verbs run on the CPU in docs/examples/demo.py"
   echo "4/5 peers: one matrix product on the CPU instead, to see that the clockwork turns"
   "$bin/python" benchmarks/blackwell/peers.py "$spec" "$out/peers.json" --dry-run
@@ -62,12 +72,12 @@ if [ -n "$dry" ]; then
   exit 0
 fi
 
-nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv | tee "$out/device.csv"
+step "$out/device.csv" nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv
 echo "2/5 bytes: every pipeline against the reference, on this GPU"
-"$bin/moegen" verify "$out/package" --target "$target" | tee "$out/verify.txt"
+step "$out/verify.txt" "$bin/moegen" verify "$out/package" --target "$target"
 
 echo "3/5 tune: times of every pipeline over the spec's token counts"
-"$bin/moegen" tune "$out/package" --target "$target" | tee "$out/tune.txt"
+step "$out/tune.txt" "$bin/moegen" tune "$out/package" --target "$target"
 
 echo "4/5 peers: block-scaled products of the library on this GPU, at the same shapes"
 "$bin/python" benchmarks/blackwell/peers.py "$spec" "$out/peers.json"

@@ -47,6 +47,23 @@ def test_wrong_calls_are_named() -> None:
         assert words in said.stderr
 
 
+def test_a_step_that_fails_ends_it_with_its_code(tmp_path: Path) -> None:
+    """The steps are played by a program that fails where it is told to."""
+    tool = tmp_path / "bin" / "moegen"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\necho "$1 ran"\n[ "$1" != "$FAILING" ] || exit 7\n')
+    tool.chmod(0o755)
+    steps = ("generate", "build", "verify", "tune")
+    for number, failing in enumerate(steps):
+        out = tmp_path / failing
+        gpu = fake_gpu(tmp_path, "10.0")
+        said = run(VENV=str(tmp_path), PATH=gpu, OUT=str(out), FAILING=failing)
+        assert said.returncode == 7
+        assert [word for word in steps if f"{word} ran" in said.stdout] == list(steps[: number + 1])
+        kept = out / "quickstart-sm_100a" / f"{failing}.txt"
+        assert kept.read_text() == f"{failing} ran\n" if failing != "generate" else not kept.exists()
+
+
 def test_the_script_is_sound_shell() -> None:
     for shell in ("sh", "bash"):
         assert subprocess.run([shell, "-n", str(SCRIPT)], check=False).returncode == 0
