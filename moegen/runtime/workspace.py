@@ -5,7 +5,7 @@ launch needs both. Smaller calls use the front of each buffer, so addresses neve
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -84,8 +84,10 @@ def pipeline_dims(pipeline: Pipeline, tokens: int) -> Dims:
     )
 
 
-def plan_arena(pipeline: Pipeline, tokens: int) -> ArenaPlan:
+def plan_arena(pipeline: Pipeline, tokens: int, *, reuse: bool = True) -> ArenaPlan:
     """Places a pipeline's buffers for at most ``tokens`` tokens, or for the most that it serves.
+
+    Without ``reuse`` no two buffers share bytes: after a whole call any launch can be repeated alone.
 
     Raises:
         StoreError: the manifest's steps read a buffer that none wrote, disagree on one, or let a fused pipeline have a
@@ -95,6 +97,8 @@ def plan_arena(pipeline: Pipeline, tokens: int) -> ArenaPlan:
     wanted = _lifetimes(pipeline, dims)
     if pipeline.epilogue is Epilogue.FUSED_FP4 and wanted.keys() & {"h_rows", "h_pair"}:
         raise StoreError("a fused_fp4 pipeline declares a buffer of activated rows", pipeline.name, "moegen generate")
+    if not reuse:
+        wanted = {name: replace(region, first=0, last=len(pipeline.steps)) for name, region in wanted.items()}
     regions = _place(wanted.values())
     scratch = max((step.scratch_fixed + step.scratch_per_row * dims["R"] for step in pipeline.steps), default=0)
     arena = max((region.offset + region.size for region in regions.values()), default=0)

@@ -60,7 +60,7 @@ class LayerSubject:
         self._rig: tuple[int, Rig] | None = None
         self._inputs: tuple[_Point, TokenInputs] | None = None
         self._juries: dict[str, Jury] = {}
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[tuple[str, bool], _Call] = {}
 
     def describe(self) -> dict[str, Any]:
         """The machine, the built pipelines and their artifacts."""
@@ -107,27 +107,27 @@ class LayerSubject:
 
     def sample(self, pipeline: str, tokens: int, routing: str, seed: int, calls: int) -> dict[str, Any]:
         """Times whole calls."""
-        call = self._call(pipeline, tokens, routing, seed)
+        call = self._call(pipeline, tokens, routing, seed, reuse=True)
         samples = self._clock.time(pipeline, call.whole, calls, self._flusher())
         return {"us": samples, "clock_mhz": clock_mhz(self._device)}
 
     def sample_steps(
         self, pipeline: str, tokens: int, routing: str, seed: int, steps: list[int], calls: int
     ) -> dict[str, Any]:
-        """Times single steps, after one whole call that fills their inputs."""
-        call = self._call(pipeline, tokens, routing, seed)
+        """Times single steps, after one whole call that fills their inputs, which later steps must leave alone."""
+        call = self._call(pipeline, tokens, routing, seed, reuse=False)
         call.whole()
         times = [self._clock.time(f"{pipeline}#{step}", call.step(step), calls, self._flusher()) for step in steps]
         return {"us": times, "clock_mhz": clock_mhz(self._device)}
 
-    def _call(self, pipeline: str, tokens: int, routing: str, seed: int) -> "_Call":
+    def _call(self, pipeline: str, tokens: int, routing: str, seed: int, *, reuse: bool) -> "_Call":
         """A pipeline bound to the point's input and an output of its own, which a captured graph goes on using."""
         inputs, rig = self._point(tokens, routing, seed), self._rig_for(seed)
-        if pipeline not in self._calls:
-            bound = rig.bound(pipeline, tokens)
-            ids = inputs.topk_ids.to(bound.ids_dtype)
-            self._calls[pipeline] = _Call(bound, (inputs.x, ids, inputs.topk_weights, torch.empty_like(inputs.x), 0))
-        return self._calls[pipeline]
+        if (pipeline, reuse) not in self._calls:
+            bound = rig.bound(pipeline, tokens, reuse=reuse)
+            caller = (inputs.x, inputs.topk_ids.to(bound.ids_dtype), inputs.topk_weights, torch.empty_like(inputs.x), 0)
+            self._calls[pipeline, reuse] = _Call(bound, caller)
+        return self._calls[pipeline, reuse]
 
     def _rig_for(self, seed: int) -> Rig:
         if self._rig is None or self._rig[0] != seed:

@@ -41,18 +41,26 @@ class Rig:
     def __post_init__(self) -> None:
         self.bank: Bank = pack_bank(self.weights, self.pipelines.values(), self.device)
         self.tokens = 0
-        self._bound: dict[str, BoundPipeline] = {}
-        self._workspace: Workspace | None = None
+        self._bound: dict[tuple[str, bool], BoundPipeline] = {}
+        self._workspaces: dict[bool, Workspace] = {}
 
-    def bound(self, name: str, tokens: int) -> BoundPipeline:
-        """A pipeline bound to buffers for exactly ``tokens`` tokens; bindings of another token count are dropped."""
-        if tokens != self.tokens or self._workspace is None:
+    def bound(self, name: str, tokens: int, *, reuse: bool = True) -> BoundPipeline:
+        """A pipeline bound to buffers for exactly ``tokens`` tokens; bindings of another token count are dropped.
+
+        With ``reuse`` as in serving; without it no step overwrites what an earlier one has read, so that after a whole
+        call any step can be repeated alone.
+        """
+        if tokens != self.tokens:
             self._bound.clear()
-            plans = {name: plan_arena(pipeline, tokens) for name, pipeline in self.pipelines.items()}
-            self._workspace, self.tokens = Workspace(plans, self.device), tokens
-        if name not in self._bound:
-            self._bound[name] = bind(self.pipelines[name], tokens, self._workspace, self.bank, self.book.kernel)
-        return self._bound[name]
+            self._workspaces.clear()
+            self.tokens = tokens
+        if reuse not in self._workspaces:
+            plans = {name: plan_arena(pipeline, tokens, reuse=reuse) for name, pipeline in self.pipelines.items()}
+            self._workspaces[reuse] = Workspace(plans, self.device)
+        if (name, reuse) not in self._bound:
+            workspace = self._workspaces[reuse]
+            self._bound[name, reuse] = bind(self.pipelines[name], tokens, workspace, self.bank, self.book.kernel)
+        return self._bound[name, reuse]
 
     def run(self, name: str, inputs: TokenInputs, *, poison: int | None = None) -> torch.Tensor:
         """Output ``[T, H]`` of one call; ``poison`` fills output and buffers with that byte beforehand."""

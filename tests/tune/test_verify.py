@@ -13,6 +13,7 @@ from moegen.core.abi import arguments
 from moegen.core.enums import OpKind, Target
 from moegen.core.ops import op_from_json
 from moegen.core.runner import Kernel
+from moegen.runtime.workspace import plan_arena
 from moegen.tune.inputs import package_shape
 from moegen.tune.rig import make_rig, open_book
 from moegen.tune.routing import parse_routing
@@ -148,3 +149,25 @@ def test_first_difference_counts_elements_not_bytes() -> None:
     got[1, 1] = -5.0
     assert first_difference(got, want) == "row 1, block 0, column 1: -5, reference 4; 1 elements differ"
     assert first_difference(want, want.clone()) == ""
+
+
+def test_steps_can_be_repeated_where_buffers_share_no_bytes(
+    package: TestPackage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are timed alone, after a whole call: none may find its inputs overwritten by a later one."""
+    monkeypatch.setenv("MOEGEN_HOME", str(package.store.home))
+    book = open_book(package.directory, Target.CPU, ReferenceRunner())
+    shape = package_shape(book)
+    rig = make_rig(book, exact_weights(shape, 1))
+    inputs = exact_inputs(shape, 9, parse_routing("uniform"), 1)
+    for name, pipeline in rig.pipelines.items():
+        expected = rig.run(name, inputs, poison=0x7F)
+        again = torch.empty_like(expected)
+        caller = (inputs.x, inputs.topk_ids, inputs.topk_weights, again, 0)
+        bound = rig.bound(name, 9, reuse=False)
+        bound.launch(*caller)
+        for index in reversed(range(len(pipeline.steps))):
+            bound.launches[index](caller)
+        assert torch.equal(again, expected)
+        sizes = [region.size for region in plan_arena(pipeline, 9, reuse=False).regions.values()]
+        assert plan_arena(pipeline, 9, reuse=False).arena == sum(sizes) > plan_arena(pipeline, 9).arena
