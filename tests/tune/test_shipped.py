@@ -27,10 +27,15 @@ from moegen.tune.select import choose
 from moegen.tune.tables import SHIPPED, shipped_winners
 
 FOLDER = data_root("specs") / SHIPPED
-MEASURED_UP_TO = {"dsv3": 256, "qwen3_30b_a3b": 2048, "deepseek_v4_flash": 64}
-LARGEST = 16384
+#: (fewest, most) tokens measured, by model and routing.
+MEASURED = {
+    ("dsv3", "uniform"): (1, 16384),
+    ("deepseek_v4_flash", "uniform"): (1, 8192),
+    ("qwen3_30b_a3b", "uniform"): (1, 32),
+}
+LARGEST = 40_000
 DEVICE = "nvidia_h200"
-MEASURED = {Source.EXACT, Source.INTERPOLATED}
+BY_MEASUREMENT = {Source.EXACT, Source.INTERPOLATED}
 
 
 @cache
@@ -58,21 +63,23 @@ def decider_of(package: Package, routing: str) -> Decider:
     )
 
 
-@pytest.mark.parametrize("model", MEASURED_UP_TO)
-def test_measurements_decide_wherever_they_reach_and_it_is_said_where_they_do_not(model: str) -> None:
-    decider, reach = decider_of(package_of(model), "uniform"), MEASURED_UP_TO[model]
-    inside = Counter(decider.decide(tokens).source for tokens in range(1, reach + 1))
-    assert inside.keys() <= MEASURED, inside
-    outside = [decider.decide(tokens) for tokens in range(reach + 1, LARGEST + 1, 61)]
+@pytest.mark.parametrize(("model", "routing"), MEASURED)
+def test_measurements_decide_wherever_they_reach_and_it_is_said_where_they_do_not(model: str, routing: str) -> None:
+    decider, (fewest, most) = decider_of(package_of(model), routing), MEASURED[model, routing]
+    powers = (1 << exponent for exponent in range(15))
+    inside = {*range(fewest, min(most, 300)), *range(fewest, most + 1, 61), *(t for t in powers if fewest <= t <= most)}
+    found = Counter(decider.decide(tokens).source for tokens in sorted(inside))
+    assert found.keys() <= BY_MEASUREMENT, found
+    outside = [decider.decide(tokens) for tokens in (*range(1, fewest), *range(most + 1, LARGEST, 607))]
     assert {decision.source for decision in outside} <= {Source.CLAMPED, Source.MODEL}
     assert all("outside the tuned points" in d.reason for d in outside if d.source is Source.CLAMPED)
     assert all("no usable trials there" in d.reason for d in outside if d.source is Source.MODEL)
 
 
-@pytest.mark.parametrize("model", MEASURED_UP_TO)
-def test_skewed_routing_falls_back_to_uniform_trials_and_says_so(model: str) -> None:
-    decision = decider_of(package_of(model), "one_hot").decide(16)
-    assert decision.source in MEASURED
+@pytest.mark.parametrize("model", sorted({model for model, _ in MEASURED}))
+def test_routing_that_nobody_measured_falls_back_to_uniform_trials_and_says_so(model: str) -> None:
+    decision = decider_of(package_of(model), "one_hot").decide(4)
+    assert decision.source in BY_MEASUREMENT
     assert "no trials under one_hot" in decision.reason
 
 
