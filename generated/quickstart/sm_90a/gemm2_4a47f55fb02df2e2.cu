@@ -23,6 +23,7 @@ struct Width16
 
 
 struct Output {
+  using Element = moegen::Bf16;
   static constexpr int kHidden = 256, kPair = 2;
   static constexpr bool kBias = false;
 };
@@ -30,6 +31,7 @@ using Tokens = moegen::StagedTokens<moegen::CodeRows<moegen::SwizzledScales, 80,
 using Epilogue = moegen::OutputRows<Output>;
 
 struct Kernel16 : Width16 {
+  using Operand = moegen::Bf16;
   using Tokens = ::Tokens;
   using Epilogue = ::Epilogue;
 };

@@ -10,7 +10,7 @@
 
 extern "C" __global__ void __launch_bounds__(256) combine_kernel(const uint16_t* out_rows, const int32_t* slot_row,
                                                                  const float* weights, uint16_t* y) {
-  moegen::combine_rows<256, 3, true>(out_rows, slot_row, weights, y);
+  moegen::combine_rows<moegen::Bf16, 256, 3, true>(out_rows, slot_row, weights, y);
 }
 
 #else
