@@ -31,7 +31,8 @@ FOLDER = data_root("specs") / SHIPPED
 MEASURED = {
     ("dsv3", "uniform"): (1, 16384),
     ("deepseek_v4_flash", "uniform"): (1, 8192),
-    ("qwen3_30b_a3b", "uniform"): (1, 32),
+    ("qwen3_30b_a3b", "uniform"): (1, 8192),
+    ("gpt_oss_120b", "uniform"): (1, 4096),
 }
 LARGEST = 40_000
 DEVICE = "nvidia_h200"
