@@ -15,11 +15,14 @@ MANY = 32
 
 
 class LaneShadow:
-    """Lanes of the last write and of the reads since, per granule, with the warp and its count of synchronisations."""
+    """Lanes of the last write and of the reads since, per granule, with the warp and its count of synchronisations.
+
+    All begins as zeros, which cost memory only where an access falls: allocations may have gigabytes.
+    """
 
     def __init__(self, size: int) -> None:
-        self.write = np.full(size, -1, np.int64)
-        self.read = np.full(size, -1, np.int64)
+        self.write = np.zeros(size, np.int64)
+        self.read = np.zeros(size, np.int64)
         self.write_lane = np.zeros(size, np.int8)
         self.read_lane = np.zeros(size, np.int8)
 
@@ -35,6 +38,7 @@ class LaneShadow:
         Returns:
             Position of a granule that another lane accessed since the last synchronisation, or None.
         """
+        phase += 1  # zero is no phase
         clash = (self.write[at] == phase) & (self.write_lane[at] != lanes)
         shared = (self.read[at] == phase) & (self.read_lane[at] != lanes)
         if write:
