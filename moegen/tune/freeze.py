@@ -72,10 +72,9 @@ def freeze_tables(
     Raises:
         TuneError: no trial of this package and target, or none that is valid.
     """
+    offer = package.offer_digest(target)
     view = table_view(
-        result
-        for result in results
-        if result.problem.package == package.offer_digest(target) and result.problem.target == target.value
+        result for result in results if result.problem.package == offer and result.problem.target == target.value
     )
     if not view:
         raise TuneError(
@@ -84,7 +83,7 @@ def freeze_tables(
     newest = max(view, key=_age)
     tables = [
         Table(
-            package=package.offer_digest(target),
+            package=offer,
             layer=package.layer_digest(target),
             name=package.name,
             environment=newest.environment,

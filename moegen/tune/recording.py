@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from moegen.core.enums import Target
 from moegen.core.package import Package, Pipeline
@@ -36,6 +37,11 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self._pipelines.update({p.name: p for p in self.package.targets[self.target].pipelines})
+
+    @cached_property
+    def offer(self) -> str:
+        """What every problem record refers to: the digest of a whole manifest, which is too dear to take per record."""
+        return self.package.offer_digest(self.target)
 
     def point(
         self,
@@ -72,7 +78,7 @@ class Recorder:
         """The problem record of a pipeline, or of one of its ops, at a token count."""
         main = main_op(pipeline)
         return Problem(
-            package=self.package.offer_digest(self.target),
+            package=self.offer,
             name=self.package.name,
             target=self.target.value,
             subject=subject,

@@ -93,9 +93,8 @@ def gather(
     Raises:
         TuneError: there is no trial, or none that is valid.
     """
-    mine = [
-        r for r in results if r.problem.package == package.offer_digest(target) and r.problem.target == target.value
-    ]
+    offer = package.offer_digest(target)
+    mine = [r for r in results if r.problem.package == offer and r.problem.target == target.value]
     tables = freeze_tables(mine, package, target, selection, pins)
     view = table_view(mine)
     newest = max(view, key=lambda result: (result.session.started, result.session.id))
