@@ -70,7 +70,7 @@ class ClusterClocks:
         self.shift = granule.bit_length() - 1
         self.shared = [Shadow(cta.shared.size // granule + 1) for cta in cluster.ctas]
         self.lanes = [LaneShadow(cta.shared.size // granule + 1) for cta in cluster.ctas]
-        self.tensor = [Shadow(4 * TMEM_COLUMNS) for _ in cluster.ctas]
+        self.tensor = [Shadow((4, TMEM_COLUMNS)) for _ in cluster.ctas]
         for cta in cluster.ctas:
             for w in cta.warps:
                 clock = np.zeros(self.size, np.int32)

@@ -20,6 +20,8 @@ from moegen.ptx.emit import REACH, Order
 from moegen.ptx.lane_races import LaneShadow
 from moegen.ptx.memory import Block
 from moegen.ptx.report import Check
+from moegen.ptx.states import Numbered, Touched
+from moegen.ptx.tensormap import Rows
 
 if TYPE_CHECKING:
     from moegen.ptx.races import RaceDetector
@@ -39,7 +41,6 @@ class Access(NamedTuple):
         thread, clock: logical thread in it, and its epoch.
         w, pc: warp and instruction.
         reach: of a strong access (``emit.REACH``), 0 of a weak one.
-        owner: number of (cluster, thread).
     """
 
     cluster: int
@@ -48,17 +49,21 @@ class Access(NamedTuple):
     w: "Warp"
     pc: int
     reach: int
-    owner: int
 
 
-class _Shadow:
-    """Numbers of the last accesses to the granules of one allocation: a write, and two reads since."""
+class Past(NamedTuple):
+    """Last accesses to a granule: a write, and two reads since by different logical threads, the later one first."""
+
+    write: Access | None
+    read: Access | None
+    earlier: Access | None
+
+
+class _Shadow(Numbered[Past]):
+    """Last accesses to the granules of one allocation."""
 
     def __init__(self, size: int) -> None:
-        self.writes = np.zeros(size, np.int32)
-        self.reads = np.zeros(size, np.int32)
-        self.earlier_reads = np.zeros(size, np.int32)
-        self.written = False
+        super().__init__(size, Past(None, None, None))
         self.lanes = LaneShadow(size)
 
 
@@ -71,9 +76,6 @@ class GlobalRaces:
         self.shadows: dict[Block, _Shadow] = {}
         self.clusters: list[Cluster] = []
         self.numbers: dict[Cluster, int] = {}
-        self.accesses: list[Access | None] = [None]
-        self.owner_of = np.zeros(1024, np.int32)
-        self.owners: dict[tuple[int, int], int] = {}
         self.released: dict[int, Knowledge] = {}
         self.history: dict[Warp, list[Knowledge]] = {}
 
@@ -109,70 +111,60 @@ class GlobalRaces:
 
     # -- accesses -----------------------------------------------------------------------------------------------
 
-    def _number(self, access: Access) -> int:
-        number = len(self.accesses)
-        self.accesses.append(access)
-        if number >= self.owner_of.size:
-            self.owner_of = np.concatenate([self.owner_of, np.zeros_like(self.owner_of)])
-        self.owner_of[number] = access.owner
-        return number
-
-    def record(
-        self, w: "Warp", pc: int, thread: int, value: int, clock: Any, block: Block, at: Any, reach: int, write: bool
-    ) -> None:
-        """Checks and records an access to granules ``at`` of an allocation."""
-        clocks = self.detector.of(w.cta)
+    def _shadow(self, block: Block) -> _Shadow:
         shadow = self.shadows.get(block)
         if shadow is None:
             shadow = self.shadows[block] = _Shadow((block.data.size >> self.shift) + 1)
-        me = self.numbers[w.cta.cluster]
-        owner = self.owners.setdefault((me, thread), len(self.owners) + 1)
-        number = self._number(Access(me, thread, value, w, pc, reach, owner))
-        checked = [shadow.writes] if shadow.written else []
-        if write:
-            checked += [shadow.reads, shadow.earlier_reads]
-        for numbers in checked:
-            self._check(clocks, clock, me, numbers[at], w, pc, reach, write, block, at)
-        if write:
-            shadow.written = True
-            shadow.writes[at] = number
-            shadow.reads[at] = shadow.earlier_reads[at] = 0
-        else:
-            before = shadow.reads[at]
-            other = self.owner_of[before] != owner
-            if other.any():
-                shadow.earlier_reads[at] = np.where(other, before, shadow.earlier_reads[at])
-            shadow.reads[at] = number
+        return shadow
 
-    def _check(
+    def box(self, block: Block, start: int, rows: Rows, length: int) -> Touched:
+        """Granules of ``length`` bytes of rows, the first of which begins at byte ``start`` of an allocation's data."""
+        strides = tuple(stride >> self.shift for stride in rows.strides)
+        per_row = (length - 1 >> self.shift) + 1
+        return self._shadow(block).box(start >> self.shift, (*rows.counts, per_row), (*strides, 1))
+
+    def record(
         self,
-        clocks: ClusterClocks,
-        clock: Any,
-        me: int,
-        numbers: Any,
         w: "Warp",
         pc: int,
+        thread: int,
+        value: int,
+        clock: Any,
+        block: Block,
+        touched: Touched,
         reach: int,
         write: bool,
-        block: Block,
-        at: Any,
     ) -> None:
-        first = int(numbers.flat[0])
-        found = [first] if (numbers == first).all() else np.unique(numbers).tolist()
-        for number in found:
-            earlier = self.accesses[number]
-            if earlier is None or self._ordered(clocks, clock, me, earlier, reach):
-                continue
-            place = int(np.asarray(at)[numbers == number].flat[0]) if not isinstance(at, slice) else at.start
-            address = block.origin + (place << self.shift)
-            verb = "written" if write else "read"
-            other = earlier.w
-            message = (
-                f"{block.name} is {verb} without being ordered after the access by warp {other.index} of CTA "
-                f"{other.cta.index}{self.detector.place(other, earlier.pc)}"
-            )
-            self.detector.report(Check.RACE_GLOBAL, message, w, pc, address)
-            return
+        """Checks and records an access to granules of an allocation."""
+        shadow, me = self._shadow(block), self.numbers[w.cta.cluster]
+        access = Access(me, thread, value, w, pc, reach)
+        pasts = [shadow.states[number] for number in touched.distinct]
+        self._check(access, clock, pasts, touched, block, write)
+        if write:
+            touched.fill(shadow.add(Past(access, None, None)))
+        else:
+            touched.replace([shadow.add(_read(past, access)) for past in pasts])
+
+    def _check(
+        self, access: Access, clock: Any, pasts: list[Past], touched: Touched, block: Block, write: bool
+    ) -> None:
+        """Reports the first granule whose last write, and for a write whose last reads, were not before an access."""
+        clocks = self.detector.of(access.w.cta)
+        for which in range(3 if write else 1):
+            for number, past in zip(touched.distinct, pasts, strict=True):
+                earlier = past[which]
+                if earlier is not None and not self._ordered(clocks, clock, access.cluster, earlier, access.reach):
+                    self._report(access, earlier, write, block, touched.place(number))
+                    break
+
+    def _report(self, access: Access, earlier: Access, write: bool, block: Block, granule: int) -> None:
+        verb, other = "written" if write else "read", earlier.w
+        message = (
+            f"{block.name} is {verb} without being ordered after the access by warp {other.index} of CTA "
+            f"{other.cta.index}{self.detector.place(other, earlier.pc)}"
+        )
+        address = block.origin + (granule << self.shift)
+        self.detector.report(Check.RACE_GLOBAL, message, access.w, access.pc, address)
 
     def _granules(self, block: Block, addresses: Any, width: int) -> Any:
         at = (addresses - np.uint64(block.origin)).astype(np.int64) >> self.shift
@@ -189,7 +181,8 @@ class GlobalRaces:
             block = memory.find(int(chosen[0]), width)
             inside = (chosen >= block.base) & (chosen < block.base + block.size)
             at = self._granules(block, chosen[inside], width)
-            self.record(w, w.pc, thread, int(clock[thread]), clock, block, at, reach, write)
+            touched = self._shadow(block).at(at)
+            self.record(w, w.pc, thread, int(clock[thread]), clock, block, touched, reach, write)
             if reach == WEAK:
                 active = np.repeat(lanes[inside], max(width >> self.shift, 1))
                 clash = self.shadows[block].lanes.access(at, active, self.detector.phase(w), write)
@@ -265,6 +258,13 @@ class GlobalRaces:
         """griddepcontrol.wait returned: the grids before this one are complete."""
         clocks = self.detector.of(w.cta)
         clocks.warps[w][clocks.thread(WAITED, None)] = 1
+
+
+def _read(past: Past, access: Access) -> Past:
+    """What a granule's past becomes by a read."""
+    last = past.read
+    again = last is not None and (last.cluster, last.thread) == (access.cluster, access.thread)
+    return Past(past.write, access, past.earlier if again else last)
 
 
 def _merge(into: Knowledge, more: Knowledge) -> None:

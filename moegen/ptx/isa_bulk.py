@@ -207,8 +207,7 @@ def _bulk_store(e: Emit) -> Lowered:
                     site.memory(fault)
                     return
                 if ticket is not None and amount:
-                    start = np.array([target - block.origin])
-                    ticket.global_rows(block, start, amount, write=True, reduce=op is not None)
+                    ticket.global_range(block, target - block.origin, amount, write=True, reduce=op is not None)
                 if op is None or kind is None:
                     place[:] = data
                 else:

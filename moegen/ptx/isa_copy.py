@@ -73,7 +73,7 @@ def poison(cta: Cta, offset: int, count: int) -> None:
 def read_global(memory: GlobalMemory, address: int, count: int, ticket: Any) -> None:
     """Tells the race detector of an asynchronous read of global memory."""
     block = memory.find(address, count)
-    ticket.global_rows(block, np.array([address - block.origin]), count, write=False)
+    ticket.global_range(block, address - block.origin, count, write=False)
 
 
 # -- cp.async ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from moegen.ptx.isa_atomic import combine
 from moegen.ptx.isa_bulk import bulk_load_targets, submit_store
 from moegen.ptx.isa_copy import Site, deliver, poison
 from moegen.ptx.isa_memory import raise_fault
-from moegen.ptx.memory import LOW_MASK, MemoryFault
+from moegen.ptx.memory import LOW_MASK, Block, MemoryFault, element
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
 from moegen.ptx.state import Cta, first_lane, lane_count
@@ -84,35 +84,37 @@ def gather_box(memory: Any, m: TensorMap, coords: tuple[int, ...], ticket: Any) 
     Raises:
         MemoryFault: the box leaves registered memory.
     """
-    chunks = m.box_bytes // 16
-    per_row = m.inner_bytes // 16
     source, target, length = tensormap.inner_range(m, coords[0])
     rows = tensormap.rows(m, coords[1:])
-    if not length or not rows.offsets.size:
-        return np.zeros(chunks, np.complex128)
-    block, shift = _block_of(memory, m, rows, source, length)
-    starts = rows.offsets + shift
+    if not length or 0 in rows.counts:
+        return np.zeros(m.box_bytes // 16, np.complex128)
+    block, start = _place(memory, m, rows, source, length)
     if ticket is not None:
-        ticket.global_rows(block, starts, length, write=False)
-    if rows.whole and length == m.inner_bytes and (shift & 15) == 0:
-        index = (starts >> 4)[:, None] + np.arange(per_row)
-        return block.views[16].take(index.reshape(-1))
-    image = np.zeros((rows.inside.size, m.inner_bytes), np.uint8)
-    index = starts[:, None] + np.arange(length)
-    image[np.flatnonzero(rows.inside)[:, None], target + np.arange(length)] = block.data[index]
+        ticket.global_box(block, start, rows, length, write=False)
+    if rows.whole and length == m.inner_bytes and start & 15 == 0:
+        return _box_view(block, start, rows, length, 16).reshape(-1)
+    image = np.zeros((*m.box[:0:-1], m.inner_bytes), np.uint8)
+    image[(*rows.place, slice(target, target + length))] = _box_view(block, start, rows, length, 1)
     return image.reshape(-1).view(np.complex128)
 
 
-def _block_of(memory: Any, m: TensorMap, rows: Rows, source: int, length: int) -> tuple[Any, int]:
-    """Allocation that holds all rows, and what to add to a row offset to index it."""
-    first = m.address + rows.low + source
+def _place(memory: Any, m: TensorMap, rows: Rows, source: int, length: int) -> tuple[Block, int]:
+    """Allocation that holds all rows from byte ``source`` on, and the index of the first of these bytes in it."""
+    first = m.address + rows.first + source
     block = memory.find(first, max(length, 1))
-    block.bytes(first, rows.high - rows.low + length)
-    return block, m.address + source - block.origin
+    block.bytes(first, rows.last - rows.first + length)
+    return block, first - block.origin
 
 
-def scatter_box(memory: Any, m: TensorMap, coords: tuple[int, ...], image: Any, op: Any, kind: Any, ticket: Any) -> int:
-    """Writes (or reduces) a box to global memory, skipping what lies outside the tensor; returns bytes written.
+def _box_view(block: Block, start: int, rows: Rows, length: int, unit: int) -> Any:
+    """``length`` bytes of each row in elements of ``unit`` bytes, as they lie in an allocation."""
+    return np.ndarray((*rows.counts, length // unit), element(unit), block.data, start, (*rows.strides, unit))
+
+
+def scatter_box(
+    memory: Any, m: TensorMap, coords: tuple[int, ...], image: Any, op: Any, kind: Any, ticket: Any
+) -> None:
+    """Writes (or reduces) a box to global memory, skipping what lies outside the tensor.
 
     Args:
         ticket: the race detector's, or None.
@@ -122,26 +124,21 @@ def scatter_box(memory: Any, m: TensorMap, coords: tuple[int, ...], image: Any, 
     """
     source, target, length = tensormap.inner_range(m, coords[0])
     rows = tensormap.rows(m, coords[1:])
-    if not length or not rows.offsets.size:
-        return 0
+    if not length or 0 in rows.counts:
+        return
     if m.rank == 1 and op is None:
         # Seen on an H200: the last 16 bytes of a 1d tensor are stored whole, beyond an end inside them.
         length = min(length + -(source + length) % 16, m.inner_bytes - target)
-    block, shift = _block_of(memory, m, rows, source, length)
-    starts = rows.offsets + shift
+    block, start = _place(memory, m, rows, source, length)
     if ticket is not None:
-        ticket.global_rows(block, starts, length, write=True, reduce=op is not None)
-    stored = image.view(np.uint8).reshape(rows.inside.size, m.inner_bytes)[rows.inside, target : target + length]
+        ticket.global_box(block, start, rows, length, write=True, reduce=op is not None)
+    box = image.view(np.uint8).reshape(*m.box[:0:-1], m.inner_bytes)
+    stored = np.ascontiguousarray(box[(*rows.place, slice(target, target + length))])
     width = 1 if kind is None else kind.nbytes
-    unit = 16 if kind is None and length % 16 == 0 and shift % 16 == 0 else width
-    index = (starts // unit)[:, None] + np.arange(length // unit)
-    view = block.views[unit]
-    data = np.ascontiguousarray(stored).view(view.dtype)
-    if op is None:
-        view[index] = data
-    else:
-        view[index] = op(view[index], data)
-    return int(starts.size * length)
+    unit = 16 if kind is None and length % 16 == 0 and start % 16 == 0 else width
+    view = _box_view(block, start, rows, length, unit)
+    data = stored.view(view.dtype)
+    view[...] = data if op is None else op(view, data)
 
 
 # -- loads -------------------------------------------------------------------------------------------------------

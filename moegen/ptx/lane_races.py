@@ -12,19 +12,20 @@ import numpy as np
 
 #: Stands for several lanes.
 MANY = 32
+_LANE_BITS = 6
+_LANES = np.uint64((1 << _LANE_BITS) - 1)
+_ONE = np.uint64(1)
 
 
 class LaneShadow:
-    """Lanes of the last write and of the reads since, per granule, with the warp and its count of synchronisations.
+    """Phase and lane of the last write and of the reads since, per granule, as phase << 6 | lane.
 
     All begins as zeros, which cost memory only where an access falls: allocations may have gigabytes.
     """
 
     def __init__(self, size: int) -> None:
-        self.write = np.zeros(size, np.int64)
-        self.read = np.zeros(size, np.int64)
-        self.write_lane = np.zeros(size, np.int8)
-        self.read_lane = np.zeros(size, np.int8)
+        self.write = np.zeros(size, np.uint64)
+        self.read = np.zeros(size, np.uint64)
 
     def access(self, at: Any, lanes: Any, phase: int, write: bool) -> int | None:
         """Checks and records an access.
@@ -38,18 +39,22 @@ class LaneShadow:
         Returns:
             Position of a granule that another lane accessed since the last synchronisation, or None.
         """
-        phase += 1  # zero is no phase
-        clash = (self.write[at] == phase) & (self.write_lane[at] != lanes)
-        shared = (self.read[at] == phase) & (self.read_lane[at] != lanes)
+        mine = np.asarray(lanes, np.uint64) | np.uint64(phase + 1 << _LANE_BITS)  # zero is no phase
+        clash = _other_lane(self.write[at], mine)
+        shared = _other_lane(self.read[at], mine)
         if write:
             clash |= shared
-            self.write[at] = phase
-            self.write_lane[at] = lanes
+            self.write[at] = mine
         else:
-            self.read[at] = phase
-            self.read_lane[at] = lanes
+            self.read[at] = mine
             # Several lanes read it, in this instruction or before it.
-            several = shared | (self.read_lane[at] != lanes)
+            several = shared | (self.read[at] != mine)
             if several.any():
-                self.read_lane[at[several]] = MANY
-        return int(clash.argmax()) if clash.any() else None
+                self.read[at[several]] = np.uint64(phase + 1 << _LANE_BITS | MANY)
+        place = clash.tobytes().find(1)
+        return None if place < 0 else place
+
+
+def _other_lane(held: Any, mine: Any) -> Any:
+    """Where two numbers have one phase and different lanes: the difference lies in the lane's bits and is not zero."""
+    return (held ^ mine) - _ONE < _LANES

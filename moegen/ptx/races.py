@@ -24,9 +24,9 @@ from moegen.ptx.clocks import (
 from moegen.ptx.dtypes import ALL, LANE_IDS, Mask
 from moegen.ptx.global_races import GlobalRaces
 from moegen.ptx.report import Check
-from moegen.ptx.shadow import Finding
+from moegen.ptx.shadow import Finding, granules, rows_of
+from moegen.ptx.states import PER_CHUNK
 from moegen.ptx.ticket import Ticket
-from moegen.ptx.tmem import TMEM_COLUMNS
 
 if TYPE_CHECKING:
     from moegen.ptx.mbarrier import Mbarrier
@@ -113,18 +113,18 @@ class RaceDetector:
     def shared_access(self, w: "Warp", cta: "Cta", offsets: Any, width: int, mask: Mask, write: bool) -> None:
         """A warp reads or writes shared memory."""
         clocks = self.of(cta)
-        at = (offsets if mask is ALL else offsets[mask]).astype(np.int64) >> clocks.shift
-        lanes = LANE_IDS if mask is ALL else LANE_IDS[mask]
+        chosen, lanes = (offsets, LANE_IDS) if mask is ALL else (offsets[mask], LANE_IDS[mask])
+        places = (chosen >> np.uint64(clocks.shift)).view(np.int64)
         per = width // clocks.granule
-        if per > 1:
-            at = (at[:, None] + np.arange(per)).reshape(-1)
-            lanes = np.repeat(lanes, per)
+        at = rows_of(places, per)
         me, clock = clocks.thread(WARP, w), clocks.warps[w]
         shadow = clocks.shared[cta.rank]
-        found = (shadow.write if write else shadow.read)(at, me, int(clock[me]), clock, w.pc)
+        touched = shadow.chunks(places >> 2) if per == PER_CHUNK else shadow.at(at)
+        found = (shadow.write if write else shadow.read)(touched, me, int(clock[me]), clock, w.pc)
         for finding in found:
             address = int(at[finding.mask][0]) * clocks.granule
             self.explain(finding, w, w.pc, clocks, "shared memory", "written" if write else "read", address, clock)
+        lanes = lanes.repeat(per) if per > 1 else lanes
         clash = clocks.lanes[cta.rank].access(at, lanes, self.phase(w), write)
         if clash is not None:
             self.report_lanes(w, int(lanes[clash]), int(at[clash]) * clocks.granule, "shared memory")
@@ -155,9 +155,9 @@ class RaceDetector:
         if seen is None:
             seen = clocks.atomics[key] = np.zeros(clocks.size, np.int32)
         np.maximum(clock, seen, out=clock)
-        at = np.arange(offset >> clocks.shift, (offset + width - 1 >> clocks.shift) + 1)
         shadow = clocks.shared[cta.rank]
-        for finding in shadow.write(at, me, int(clock[me]), clock, w.pc, atomic=True):
+        touched = shadow.at(granules(offset, width, clocks.shift))
+        for finding in shadow.write(touched, me, int(clock[me]), clock, w.pc, atomic=True):
             self.explain(finding, w, w.pc, clocks, "shared memory", "written", offset, clock)
         np.maximum(seen, clock, out=seen)
         clock[me] += 1
@@ -317,9 +317,9 @@ class RaceDetector:
         thread, clock = clocks.thread(TMEM_LOAD, w), clocks.warps[w]
         clocks.serials[thread] += 1
         clocks.load_epochs.setdefault(thread, []).append(int(clock[clocks.thread(WARP, w)]))
-        start = group * TMEM_COLUMNS + column
-        at = slice(start, start + count)
-        for finding in clocks.tensor[w.cta.rank].read(at, thread, int(clocks.serials[thread]), clock, w.pc):
+        shadow = clocks.tensor[w.cta.rank]
+        touched = shadow.at((group, slice(column, column + count)))
+        for finding in shadow.read(touched, thread, int(clocks.serials[thread]), clock, w.pc):
             self.explain(finding, w, w.pc, clocks, "tensor memory", "read", column, clock)
 
     def tmem_store(self, w: "Warp", group: int, column: int, count: int) -> None:
@@ -327,11 +327,11 @@ class RaceDetector:
         clocks = self.of(w.cta)
         thread, clock = clocks.thread(TMEM_STORE, w), clocks.warps[w]
         clocks.serials[thread] += 1
-        start = group * TMEM_COLUMNS + column
-        at = slice(start, start + count)
+        shadow = clocks.tensor[w.cta.rank]
+        touched = shadow.at((group, slice(column, column + count)))
         known = clock.copy()
         known[thread] = clocks.serials[thread]  # stores of one warp are ordered
-        for finding in clocks.tensor[w.cta.rank].write(at, thread, int(clocks.serials[thread]), known, w.pc):
+        for finding in shadow.write(touched, thread, int(clocks.serials[thread]), known, w.pc):
             self.explain(finding, w, w.pc, clocks, "tensor memory", "written", column, clock)
 
     def tmem_wait(self, w: "Warp", kind: str) -> None:
@@ -342,16 +342,14 @@ class RaceDetector:
 
     def tmem_alloc(self, cta: "Cta", start: int, columns: int) -> None:
         """An allocation begins: its contents are undefined."""
-        for group in range(4):
-            at = group * TMEM_COLUMNS + start
-            self.of(cta).tensor[cta.rank].forget(slice(at, at + columns))
+        self.of(cta).tensor[cta.rank].forget((slice(None), slice(start, start + columns)))
 
     def tmem_free(self, w: "Warp", cta: "Cta", start: int, columns: int) -> None:
         """An allocation ends: every access to it must have happened before."""
         clocks = self.of(cta)
         me, clock = clocks.thread(WARP, w), clocks.warps[w]
+        shadow = clocks.tensor[cta.rank]
         for group in range(4):
-            at = group * TMEM_COLUMNS + start
-            shadow = clocks.tensor[cta.rank]
-            for finding in shadow.write(slice(at, at + columns), me, int(clock[me]), clock, w.pc):
+            touched = shadow.at((group, slice(start, start + columns)))
+            for finding in shadow.write(touched, me, int(clock[me]), clock, w.pc):
                 self.explain(finding, w, w.pc, clocks, "tensor memory", "freed", start, clock)

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from moegen.ptx.report import Check
+from moegen.ptx.states import Numbered, Touched
 
 #: Logical thread 0 is nobody: memory that was never written.
 NOBODY = 0
-_SLOTS = 64
 
 
 class Finding(NamedTuple):
@@ -29,48 +29,33 @@ class Finding(NamedTuple):
     value: int
 
 
-class Shadow:
-    """Last accesses to the granules of one memory.
+class State(NamedTuple):
+    """History of a granule.
 
     Attributes:
-        writer, write_clock, write_pc: per granule, the last write: logical thread, its clock, instruction index.
-        readers: per granule, bit set of reader slots since that write.
+        writer, clock, pc: of the last write: logical thread, its clock, instruction index.
+        atomic: it was an atomic.
+        readers: clock and instruction index of the last read since that write, per logical thread.
     """
 
-    def __init__(self, granules: int) -> None:
-        self.writer = np.zeros(granules, np.int32)
-        self.write_clock = np.zeros(granules, np.int32)
-        self.write_pc = np.zeros(granules, np.int32)
-        self.atomic = np.zeros(granules, np.bool_)
-        self.readers = np.zeros(granules, np.uint64)
-        self.slots: list[int] = []
-        self.slot_of: dict[int, int] = {}
-        self.read_clock: list[Any] = []
-        self.read_pc: list[Any] = []
-        self.any_atomic = False
+    writer: int
+    clock: int
+    pc: int
+    atomic: bool
+    readers: dict[int, tuple[int, int]]
 
-    def _slot(self, thread: int) -> int:
-        slot = self.slot_of.get(thread)
-        if slot is None:
-            slot = len(self.slots)
-            if slot >= _SLOTS:
-                # More readers than bits: the oldest slot is given up, with what it knew.
-                slot = thread % _SLOTS
-                del self.slot_of[self.slots[slot]]
-                self.slots[slot] = thread
-                self.readers &= ~np.uint64(1 << slot)
-            else:
-                self.slots.append(thread)
-                self.read_clock.append(np.zeros(self.writer.size, np.int32))
-                self.read_pc.append(np.zeros(self.writer.size, np.int32))
-            self.slot_of[thread] = slot
-        return slot
 
-    def read(self, at: Any, thread: int, value: int, clock: Any, pc: int) -> list[Finding]:
+class Shadow(Numbered[State]):
+    """Last accesses to the granules of one memory."""
+
+    def __init__(self, shape: Any) -> None:
+        super().__init__(shape, State(NOBODY, 0, 0, False, {}))
+
+    def read(self, touched: Touched, thread: int, value: int, clock: Any, pc: int) -> list[Finding]:
         """Checks and records a read.
 
         Args:
-            at: granule indices (array or slice).
+            touched: granules.
             thread, value: epoch of the reader.
             clock: what the reader knows of each logical thread.
             pc: its instruction.
@@ -78,58 +63,67 @@ class Shadow:
         Returns:
             Findings, at most one per check and other thread.
         """
-        writer = self.writer[at]
-        bad = clock[writer] < self.write_clock[at]
-        found: list[Finding] = []
-        if bad.any():
-            found.append(self._first(Check.RACE, bad, writer, self.write_pc[at]))
-        if (writer == NOBODY).any():
-            mask = writer == NOBODY
-            found.append(Finding(Check.UNINITIALISED, mask, NOBODY, 0, 0))
-        slot = self._slot(thread)
-        self.read_clock[slot][at] = value
-        self.read_pc[slot][at] = pc
-        self.readers[at] |= np.uint64(1 << slot)
+        states = self.states
+        new, bad, nobody = [], [], []
+        for number in touched.distinct:
+            state = states[number]
+            if state.writer == NOBODY:
+                nobody.append(number)
+            elif clock[state.writer] < state.clock:
+                bad.append(number)
+            readers = state.readers
+            if readers.get(thread) != (value, pc):
+                number = self.add(state._replace(readers=readers | {thread: (value, pc)}))
+            new.append(number)
+        found = self._overwritten(touched, bad) if bad else []
+        if nobody:
+            found.append(Finding(Check.UNINITIALISED, touched.where(nobody), NOBODY, 0, 0))
+        touched.replace(new)
         return found
 
-    def write(self, at: Any, thread: int, value: int, clock: Any, pc: int, atomic: bool = False) -> list[Finding]:
+    def write(
+        self, touched: Touched, thread: int, value: int, clock: Any, pc: int, atomic: bool = False
+    ) -> list[Finding]:
         """Checks and records a write; see :meth:`read`."""
-        writer = self.writer[at]
-        bad = clock[writer] < self.write_clock[at]
-        if atomic and self.any_atomic:
-            bad &= ~self.atomic[at]
-        found = []
-        if bad.any():
-            found.append(self._first(Check.RACE, bad, writer, self.write_pc[at]))
-        readers = self.readers[at]
-        union = int(np.bitwise_or.reduce(readers, axis=None)) if readers.size else 0
-        while union:
-            slot = (union & -union).bit_length() - 1
-            union &= union - 1
-            other = self.slots[slot]
-            if other == thread:
-                continue
-            behind = (self.read_clock[slot][at] > clock[other]) & ((readers >> np.uint64(slot)) & np.uint64(1)).astype(
-                bool
-            )
-            if behind.any():
-                newest = int(self.read_clock[slot][at][behind].max())
-                found.append(Finding(Check.RACE, behind, other, int(self.read_pc[slot][at][behind][0]), newest))
-        self.writer[at] = thread
-        self.write_clock[at] = value
-        self.write_pc[at] = pc
-        self.readers[at] = 0
-        if atomic or self.any_atomic:
-            self.atomic[at] = atomic
-            self.any_atomic = True
+        bad, behind = [], set()
+        for number in touched.distinct:
+            state = self.states[number]
+            if clock[state.writer] < state.clock and not (atomic and state.atomic):
+                bad.append(number)
+            for other, (when, _) in state.readers.items():
+                if other != thread and when > clock[other]:
+                    behind.add(other)
+        found = self._overwritten(touched, bad) if bad else []
+        found += [self._unfinished(touched, other, clock) for other in sorted(behind)]
+        touched.fill(self.add(State(thread, value, pc, atomic, {})))
         return found
 
-    @staticmethod
-    def _first(check: Check, bad: Any, threads: Any, pcs: Any) -> "Finding":
-        return Finding(check, bad, int(threads[bad][0]), int(pcs[bad][0]), 0)
+    def _first(self, touched: Touched, mask: Any) -> State:
+        return self.states[int(touched.numbers[mask][0])]
 
-    def forget(self, at: Any) -> None:
+    def _overwritten(self, touched: Touched, bad: list[int]) -> list[Finding]:
+        mask = touched.where(bad)
+        state = self._first(touched, mask)
+        return [Finding(Check.RACE, mask, state.writer, state.pc, 0)]
+
+    def _unfinished(self, touched: Touched, reader: int, clock: Any) -> Finding:
+        """Granules that a thread read later than the writer knows."""
+        reads = {n: self.states[n].readers[reader] for n in touched.distinct if reader in self.states[n].readers}
+        late = {number: read for number, read in reads.items() if read[0] > clock[reader]}
+        mask = touched.where(list(late))
+        _, pc = self._first(touched, mask).readers[reader]
+        return Finding(Check.RACE, mask, reader, pc, max(when for when, _ in late.values()))
+
+    def forget(self, index: Any) -> None:
         """Marks granules as never written."""
-        self.writer[at] = NOBODY
-        self.write_clock[at] = 0
-        self.readers[at] = 0
+        self.numbers[index] = 0
+
+
+def granules(start: int, count: int, shift: int) -> slice:
+    """Granules of ``count`` bytes at ``start``."""
+    return slice(start >> shift, (start + count - 1 >> shift) + 1)
+
+
+def rows_of(places: Any, per: int) -> Any:
+    """Granules of accesses to ``per`` granules at each place."""
+    return (places[:, None] + np.arange(per)).reshape(-1) if per > 1 else places

@@ -9,9 +9,7 @@ interleave, 13-14 swizzle); 3-6 strides of dimensions 1-4 in 16-byte units (low 
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from moegen.ptx.errors import PtxError
 
@@ -157,48 +155,41 @@ def encode(m: TensorMap) -> bytes:
     return struct.pack("<32I", *words)
 
 
-@lru_cache(maxsize=64)
-def _grid(box: tuple[int, ...]) -> tuple[Any, ...]:
-    """Row coordinates of a box: one int64 array per outer dimension, innermost outer dimension fastest."""
-    outer = box[1:]
-    if not outer:
-        return ()
-    grids = np.meshgrid(*[np.arange(n, dtype=np.int64) for n in reversed(outer)], indexing="ij")
-    return tuple(g.reshape(-1) for g in reversed(grids))
-
-
 class Rows(NamedTuple):
-    """Rows of a box in a tensor.
+    """The rows of a box that lie inside the tensor in every outer dimension. All tuples: outermost dimension first.
 
     Attributes:
-        offsets: of the rows that lie inside the tensor in every outer dimension, bytes from the map's address to the
-            row's element 0 of dimension 0 (int64).
-        inside: whether each row of the box is one of them.
-        whole: all are.
-        low, high: least and largest offset; 0 where there is none.
+        first, last: bytes from the map's address to element 0 (of dimension 0) of the first and of the last row.
+        counts: rows per outer dimension; one is 0 if there are none.
+        strides: bytes between rows, per outer dimension.
+        place: where they are in the box, a slice per outer dimension.
+        whole: all rows of the box are inside.
     """
 
-    offsets: Any
-    inside: Any
+    first: int
+    last: int
+    counts: tuple[int, ...]
+    strides: tuple[int, ...]
+    place: tuple[slice, ...]
     whole: bool
-    low: int
-    high: int
+
+
+ONE_ROW = Rows(0, 0, (), (), (), True)
 
 
 @lru_cache(maxsize=512)
 def rows(m: TensorMap, outer: tuple[int, ...]) -> Rows:
     """Rows of a box at element coordinates of dimensions 1 and up."""
-    count = m.box_bytes // m.inner_bytes
-    offsets = np.zeros(count, np.int64)
-    inside = np.ones(count, np.bool_)
-    for k, grid in enumerate(_grid(m.box)):
-        at = grid + outer[k]
-        inside &= (at >= 0) & (at < m.dims[k + 1])
-        offsets += at * m.strides[k]
-    offsets = offsets[inside]
-    offsets.flags.writeable = inside.flags.writeable = False
-    low, high = (int(offsets.min()), int(offsets.max())) if offsets.size else (0, 0)
-    return Rows(offsets, inside, offsets.size == count, low, high)
+    first = last = 0
+    counts, place = [], []
+    for at, size, stride, extent in reversed(list(zip(outer, m.dims[1:], m.strides, m.box[1:], strict=True))):
+        low, high = max(at, 0), max(min(at + extent, size), max(at, 0))
+        first += low * stride
+        last += (high - 1) * stride
+        counts.append(high - low)
+        place.append(slice(low - at, high - at))
+    whole = tuple(counts) == m.box[:0:-1]
+    return Rows(first, last, tuple(counts), m.strides[::-1], tuple(place), whole)
 
 
 def inner_range(m: TensorMap, first: int) -> tuple[int, int, int]:

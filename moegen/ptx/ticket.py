@@ -8,7 +8,9 @@ from moegen.ptx.clocks import COPY, INIT, STORE
 from moegen.ptx.emit import REACH
 from moegen.ptx.global_races import WEAK
 from moegen.ptx.report import Check
-from moegen.ptx.tmem import TMEM_COLUMNS
+from moegen.ptx.shadow import granules, rows_of
+from moegen.ptx.states import PER_CHUNK, Touched
+from moegen.ptx.tensormap import ONE_ROW, Rows
 
 if TYPE_CHECKING:
     from moegen.ptx.mbarrier import Mbarrier
@@ -46,75 +48,88 @@ class Ticket:
 
     def read_range(self, cta: "Cta", offset: int, count: int, check: Check) -> None:
         """Reads bytes of shared memory; ``check`` is reported for generic writes without a proxy fence."""
-        shift = self.detector.of(cta).shift
-        self._read(cta, slice(offset >> shift, (offset + count - 1 >> shift) + 1), check, offset)
+        clocks = self.detector.of(cta)
+        touched = clocks.shared[cta.rank].at(granules(offset, count, clocks.shift))
+        self._read(cta, touched, check, offset)
 
     def read_chunks(self, cta: "Cta", addresses: Any, check: Check) -> None:
         """Reads 16-byte chunks of shared memory."""
         clocks = self.detector.of(cta)
-        per = 16 // clocks.granule
-        at = ((addresses.reshape(-1) >> clocks.shift)[:, None] + np.arange(per)).reshape(-1)
-        self._read(cta, at, check, int(addresses.min()))
+        per, shadow = 16 // clocks.granule, clocks.shared[cta.rank]
+        chunks = addresses.reshape(-1) >> 4
+        touched = shadow.chunks(chunks) if per == PER_CHUNK else shadow.at(rows_of(chunks * per, per))
+        self._read(cta, touched, check, int(addresses[(0,) * addresses.ndim]))
 
-    def _read(self, cta: "Cta", at: Any, check: Check, address: int) -> None:
+    def _read(self, cta: "Cta", touched: Touched, check: Check, address: int) -> None:
         detector, clocks = self.detector, self.detector.of(cta)
         shadow = clocks.shared[cta.rank]
-        writer = shadow.writer[at]
-        generic = clocks.generic[writer]
-        if generic.any():
-            unfenced = generic & (clocks.fenced[writer] < shadow.write_clock[at])
-            if unfenced.any():
-                who, pc = int(writer[unfenced][0]), int(shadow.write_pc[at][unfenced][0])
+        for number in touched.distinct:
+            state = shadow.states[number]
+            if clocks.generic[state.writer] and clocks.fenced[state.writer] < state.clock:
                 message = (
-                    f"shared memory written by {clocks.names[who]}{detector.place(self.w, pc)} is read asynchronously "
-                    "without fence.proxy.async in between"
+                    f"shared memory written by {clocks.names[state.writer]}{detector.place(self.w, state.pc)} is read "
+                    "asynchronously without fence.proxy.async in between"
                 )
                 detector.report(check, message, self.w, self.pc, address)
-        for finding in shadow.read(at, self.thread, self.clock_value, self.clock, self.pc):
+                break
+        for finding in shadow.read(touched, self.thread, self.clock_value, self.clock, self.pc):
             detector.explain(finding, self.w, self.pc, clocks, "shared memory", "read", address, self.clock)
 
     def write_range(self, cta: "Cta", offset: int, count: int) -> None:
         """Writes bytes of shared memory."""
-        shift = self.detector.of(cta).shift
-        self._write(cta, slice(offset >> shift, (offset + count - 1 >> shift) + 1), offset)
+        clocks = self.detector.of(cta)
+        self._write(cta, clocks.shared[cta.rank].at(granules(offset, count, clocks.shift)), offset)
 
     def write_lanes(self, cta: "Cta", offsets: Any, size: int) -> None:
         """Writes ``size`` bytes at each of several offsets."""
         clocks = self.detector.of(cta)
-        per = max(size // clocks.granule, 1)
-        at = ((offsets >> clocks.shift)[:, None] + np.arange(per)).reshape(-1)
-        self._write(cta, at, int(offsets[0]))
+        at = rows_of(offsets >> clocks.shift, max(size // clocks.granule, 1))
+        self._write(cta, clocks.shared[cta.rank].at(at), int(offsets[0]))
 
-    def _write(self, cta: "Cta", at: Any, address: int) -> None:
+    def _write(self, cta: "Cta", touched: Touched, address: int) -> None:
         clocks = self.detector.of(cta)
-        for finding in clocks.shared[cta.rank].write(at, self.thread, self.clock_value, self.clock, self.pc):
+        for finding in clocks.shared[cta.rank].write(touched, self.thread, self.clock_value, self.clock, self.pc):
             self.detector.explain(finding, self.w, self.pc, clocks, "shared memory", "written", address, self.clock)
 
-    def global_rows(self, block: "Block", starts: Any, length: int, write: bool, reduce: bool = False) -> None:
-        """Accesses ``length`` bytes of global memory at each of several offsets in an allocation's data."""
+    def global_box(
+        self, block: "Block", start: int, rows: Rows, length: int, write: bool, reduce: bool = False
+    ) -> None:
+        """Accesses ``length`` bytes of each of several rows of global memory.
+
+        Args:
+            block: the allocation.
+            start: index of the first row's first byte in its data.
+            rows: number of rows and bytes between them.
+            length: bytes per row.
+            write: the access writes.
+            reduce: it is a reduction, an atomic.
+        """
         memory = self.detector.memory
-        at = (starts >> memory.shift).reshape(-1, 1) + np.arange((length - 1 >> memory.shift) + 1)
         thread = self.thread
         if write:
             thread = self.detector.of(self.w.cta).thread(STORE, self.w)
         reach = REACH["gpu"] if reduce else WEAK
-        value = self.clock_value
-        memory.record(self.w, self.pc, thread, value, self.clock, block, at.reshape(-1), reach, write)
+        touched = memory.box(block, start, rows, length)
+        memory.record(self.w, self.pc, thread, self.clock_value, self.clock, block, touched, reach, write)
+
+    def global_range(self, block: "Block", start: int, length: int, write: bool, reduce: bool = False) -> None:
+        """Accesses ``length`` bytes of global memory; see :meth:`global_box`."""
+        self.global_box(block, start, ONE_ROW, length, write, reduce)
 
     def tmem_read(self, cta: "Cta", rows: int, column: int, count: int) -> None:
         """Reads tensor memory lanes 0 to ``rows`` - 1."""
         clocks = self.detector.of(cta)
-        for finding in clocks.tensor[cta.rank].read(
-            _tensor_index(rows, column, count), self.thread, self.clock_value, self.clock, self.pc
-        ):
+        shadow = clocks.tensor[cta.rank]
+        touched = shadow.at(_words(rows, column, count))
+        for finding in shadow.read(touched, self.thread, self.clock_value, self.clock, self.pc):
             self.detector.explain(finding, self.w, self.pc, clocks, "tensor memory", "read", column, self.clock)
 
     def tmem_write(self, cta: "Cta", rows: int, column: int, count: int) -> None:
         """Writes tensor memory lanes 0 to ``rows`` - 1."""
         clocks = self.detector.of(cta)
-        for finding in clocks.tensor[cta.rank].write(
-            _tensor_index(rows, column, count), self.thread, self.clock_value, self.clock, self.pc
-        ):
+        shadow = clocks.tensor[cta.rank]
+        touched = shadow.at(_words(rows, column, count))
+        for finding in shadow.write(touched, self.thread, self.clock_value, self.clock, self.pc):
             self.detector.explain(finding, self.w, self.pc, clocks, "tensor memory", "written", column, self.clock)
 
     def arrive(self, cta: "Cta", offset: int, barrier: "Mbarrier") -> None:
@@ -131,8 +146,6 @@ class Ticket:
         phases.current[self.thread] = max(int(phases.current[self.thread]), self.clock_value)
 
 
-def _tensor_index(rows: int, column: int, count: int) -> Any:
-    groups = (rows + 31) // 32
-    if groups == 1:
-        return slice(column, column + count)
-    return (np.arange(groups)[:, None] * TMEM_COLUMNS + np.arange(column, column + count)).reshape(-1)
+def _words(rows: int, column: int, count: int) -> tuple[slice, slice]:
+    """Granules of tensor memory: groups of 32 lanes, and columns."""
+    return slice(0, (rows + 31) // 32), slice(column, column + count)
