@@ -99,7 +99,7 @@ def plan(
     _check_modes(spec, target, candidates, empty)
     ranked = rank(candidates)
     default = default_of(ranked, spec.numerics.value())
-    picked, ranked_out = prune(ranked, default, spec.tune.pipelines, judge.labels, paired=_is_listed(choice))
+    picked, ranked_out = prune(ranked, default, spec.tune.pipelines, judge.labels, listed=_is_listed(choice))
     kept = keep_incumbents(incumbents or {}, shapes, (packs[0].pack, packs[1].pack), judge, picked)
     names = {item.candidate.name for item in kept}
     dropped = [item for item in ranked_out if item.candidate.name not in names]

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import TypeVar
 
 from moegen.codegen.judging import Judged, mean_log, spread
 from moegen.codegen.pipelines import Shape
+from moegen.codegen.schedule import Schedule, Value
 from moegen.core.canonical import digest
 from moegen.core.enums import OpKind
 from moegen.core.ops import Numerics
@@ -49,6 +51,7 @@ class Dropped:
     slower: float
 
 
+_GEMMS = (OpKind.GEMM1, OpKind.GEMM2)
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -67,13 +70,13 @@ def default_of(ranked: Sequence[Candidate], declared: Numerics) -> Candidate:
 
 
 def prune(
-    ranked: Sequence[Candidate], default: Candidate, limit: int, points: Sequence[str], *, paired: bool = False
+    ranked: Sequence[Candidate], default: Candidate, limit: int, points: Sequence[str], *, listed: bool = False
 ) -> tuple[list[Kept], list[Dropped]]:
     """Keeps the default, the best of every mode, row tile and point, then fills up to ``limit``, groups in turn.
 
     Kernels for the whole layer come after the points: they are few, and serve no large batch by which they would rank.
-    ``paired``: after the points come candidates of the default's mode with one schedule for both gemms, each with its
-    best form of rows, so that measurements meet every schedule that a spec lists, beside its like.
+    ``listed``: after the points come, for each numerics class, every schedule of the gemms with its like, or with the
+    partner beside which it stands best where there is no such pair: measurements meet all that a spec lists.
     ``points`` names the batches that ``Candidate.times_us`` is about. Row tiles and points are looked for in the
     default's numerics class, since tuning compares pipelines of one class.
     Modes and row tiles are kept even beyond ``limit``: a measurement must be able to prove the model wrong about them.
@@ -98,10 +101,10 @@ def prune(
     for candidate in rivals:
         if len(kept) < limit and candidate.shape.block:
             keep(candidate, "one kernel for the whole layer")
-    alike = [c for c in rivals if paired and _is_paired(c) and c.shape.epilogue is default.shape.epilogue]
-    for candidate in _best_of(alike, _schedules).values():
+    classes = _pairs_by_class(ranked, default.numerics) if listed else []
+    for candidate in [pair for pairs in classes for pair in _of_every_schedule(pairs)] + _alternately(classes):
         if len(kept) < limit:
-            keep(candidate, "one schedule for both gemms")
+            keep(candidate, "its gemms' schedules")
     for candidate in _in_turn(rivals) + _in_turn(ranked):
         if len(kept) < limit:
             keep(candidate, "next best of its mode and row tile")
@@ -114,16 +117,56 @@ def prune(
     return list(kept.values()), dropped
 
 
-def _is_paired(candidate: Candidate) -> bool:
-    """True for two gemms with the same schedule."""
-    schedules = [step.variant.schedule for step in candidate.steps if step.variant.op.weight_pack]
-    return len(schedules) == 2 and schedules[0] == schedules[1]
+def _pairs_by_class(ranked: Sequence[Candidate], first: Numerics) -> list[list[Candidate]]:
+    """A candidate for each pair of gemm schedules, by numerics class; of each class the pair that stands best first.
+
+    It stands as near to the best as it comes at any batch. So the candidate of a pair has the routing and the form of
+    rows that suit those batches for which one takes such schedules.
+    """
+    classes: dict[Numerics, list[Candidate]] = {first: []}
+    for candidate in ranked:
+        if not candidate.shape.block:
+            classes.setdefault(candidate.numerics, []).append(candidate)
+    return [_pairs(candidates) for candidates in classes.values()]
 
 
-def _schedules(candidate: Candidate) -> tuple[str, ...]:
-    """What a spec lists of a candidate: schedules of route and of the gemms."""
-    listed = (OpKind.ROUTE, OpKind.GEMM1, OpKind.GEMM2)
-    return tuple(step.variant.schedule.name for step in candidate.steps if step.variant.op.kind in listed)
+def _pairs(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """See :func:`_pairs_by_class`; of pairs with equal fields (a list's kernels may be of two families) the best."""
+    best = [min(times) for times in zip(*(candidate.times_us for candidate in candidates), strict=True)]
+    behind = {c.name: min(t / b for t, b in zip(c.times_us, best, strict=True)) for c in candidates}
+    ordered = sorted(candidates, key=lambda candidate: (behind[candidate.name], candidate.name))
+    nearest = {fields: behind[c.name] for fields, c in _best_of(ordered, lambda c: _fields(_schedules(c))).items()}
+    pairs = _best_of(ordered, _schedules)
+    return [pair for schedules, pair in pairs.items() if behind[pair.name] <= nearest[_fields(schedules)]]
+
+
+def _alternately(groups: Sequence[Sequence[Candidate]]) -> list[Candidate]:
+    return [candidate for row in zip_longest(*groups) for candidate in row if candidate is not None]
+
+
+def _of_every_schedule(pairs: Sequence[Candidate]) -> list[Candidate]:
+    """Pairs that together have every schedule of both gemms: with its like, or with its best partner without one."""
+    like = [pair for pair in pairs if len(set(_fields(_schedules(pair)))) == 1]
+    same = {_fields(_schedules(pair)) for pair in like if len(set(_schedules(pair))) == 1}
+    chosen = {
+        _schedules(pair): pair
+        for pair in like
+        if len(set(_schedules(pair))) == 1 or _fields(_schedules(pair)) not in same
+    }
+    for place in (0, 1):
+        alike = {schedules[place] for schedules in chosen}
+        nearest = _best_of(pairs, lambda pair, place=place: _schedules(pair)[place])
+        chosen |= {_schedules(pair): pair for schedule, pair in nearest.items() if schedule not in alike}
+    return list(chosen.values())
+
+
+def _schedules(candidate: Candidate) -> tuple[Schedule, ...]:
+    """Schedules of gemm1 and of gemm2."""
+    return tuple(step.variant.schedule for step in candidate.steps if step.variant.op.kind in _GEMMS)
+
+
+def _fields(schedules: tuple[Schedule, ...]) -> tuple[tuple[tuple[str, Value], ...], ...]:
+    return tuple(schedule.values for schedule in schedules)
 
 
 def _in_turn(ranked: Sequence[Candidate]) -> list[Candidate]:

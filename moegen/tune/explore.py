@@ -105,7 +105,8 @@ def covering(pipelines: Sequence[Pipeline]) -> list[tuple[Pipeline, tuple[int, .
 def choose_finalists(
     pipelines: Sequence[Pipeline], ops: dict[str, OpTiming], defaults: dict[Numerics, str], count: int
 ) -> list[Pipeline]:
-    """The ``count`` pipelines with the least sum of op times, the best of each epilogue mode, and every default.
+    """Of each numerics class the ``count`` pipelines with the least sum of op times, and its default; of each epilogue
+    mode the best.
 
     Without op timings all pipelines are finalists. A pipeline with a variant that could not be timed is left out,
     unless it is a default.
@@ -119,7 +120,9 @@ def choose_finalists(
     }
     ranked = sorted((p for p in pipelines if p.name in sums), key=lambda p: (sums[p.name], p.name))
     leaders = {pipeline.epilogue: pipeline.name for pipeline in reversed(ranked)}
-    wanted = {pipeline.name for pipeline in ranked[:count]} | set(leaders.values()) | set(defaults.values())
+    wanted = set(leaders.values()) | set(defaults.values())
+    for numerics in defaults:
+        wanted |= {pipeline.name for pipeline in [p for p in ranked if p.numerics == numerics][:count]}
     return [pipeline for pipeline in pipelines if pipeline.name in wanted]
 
 

@@ -59,7 +59,8 @@ class MeasurePolicy:
         slow_clock: rounds taken below this share of the race's median clock do not count.
         confirm_rounds: rounds of the final pairing of the default with its challenger.
         noisy_ci: relative CI beyond which a timing is recorded as noisy and can win nothing.
-        finalists: pipelines measured whole at one point after the ops were timed (the default comes on top).
+        finalists: pipelines of a numerics class that are measured whole at one point after the ops were timed (its
+            default comes on top).
         model_ratio: pipelines modelled slower than this times the best of their class do not enter a point.
     """
 
@@ -128,7 +129,7 @@ _FULL_GPU = replace(
     calls_per_round=5,
     turn_us=10_000.0,
     confirm_rounds=12,
-    finalists=4,
+    finalists=3,
     model_ratio=2.5,
 )
 """A GPU's samples are steadier than a CPU's, and its time is dearer."""

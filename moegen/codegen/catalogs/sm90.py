@@ -6,7 +6,7 @@ long as the widest kernel holds all rows of an expert. ``sm90_forms`` says what 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moegen.codegen.catalog import LEGAL, Choice, Predicate, Scratch, Verdict, chosen_values, illegal, judge
 from moegen.codegen.catalogs.sm90_forms import (
@@ -65,6 +65,19 @@ STREAM = ScheduleFamily(
     name="stream",
     kinds=tuple(kind for kind in OpKind if kind not in (*GEMMS, OpKind.ROUTE, OpKind.BLOCK)),
 )
+CHOICE = replace(
+    LADDER,
+    fields=(
+        *LADDER.fields,
+        ScheduleField(
+            name="claims",
+            tag="c",
+            doc="blocks claim their items, where the ladder has several kernels and rows come as they are",
+            type="bool",
+        ),
+    ),
+)
+"""What a spec may choose: the fields of a ladder, and which of the two families."""
 #: Values to consider; where the model sees no difference, the first of them wins.
 AUTO: Mapping[str, tuple[Value, ...]] = {
     "ladder": (
@@ -72,13 +85,18 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
         "n16",
         "n8_16",
         "n16_64",
+        "n40_48",
         "n40_64",
         "n8_16_32",
         "n16_24_32",
+        "n40_48_56_64",
+        "n88_96_104_112",
         "n8_16_32_64_128",
         "n48_56_64_72_80_96",
         "n16_32_48_64_96_128",
+        "n136_152",
         "n120_136_152",
+        "n128_136_144",
         "n64_96_128_152",
         "n120_128_136_144_152",
         "n16_32_48_64_80_96_112_128_144_152",
@@ -87,6 +105,7 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
     "warpgroups": (4, 2, 1, 5, 3),
     "tiles": (1, 2),
     "blocks": (1, 2, 4),
+    "claims": (False, True),
 }
 GATHER_WIDTHS = 32
 """Rows that a gathering gemm1 multiplies by their router weight pass through registers: wider tiles would spill."""
@@ -204,6 +223,11 @@ def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
     return LEGAL
 
 
+def may_claim(op: OpSpec, schedule: Schedule) -> bool:
+    """True where claiming items can gain anything, and the kernels can: see :func:`useful_shape`."""
+    return len(widths(schedule)) > 1 and not staged(op)
+
+
 def widest(op: OpSpec) -> int:
     """Most rows of a token tile that the producer's and the epilogue's registers take."""
     if op.epilogue is Epilogue.FUSED_FP4 and not op.gated:
@@ -259,7 +283,7 @@ class Sm90Catalog:
 
     def row_tiles(self, choice: Choice, act_format: ActFormat) -> tuple[int, ...]:
         """Always groups of 8; raises SpecError when ``choice`` names an unknown field."""
-        chosen_values(LADDER, AUTO, choice)
+        chosen_values(CHOICE, AUTO, choice)
         return (ROW_TILE,)
 
     def gather_forms(self) -> tuple[bool, ...]:
@@ -288,14 +312,18 @@ class Sm90Catalog:
 
     def schedules(self, op: OpSpec, device: DeviceFacts, choice: Choice) -> tuple[Schedule, ...]:
         """Every combination of the considered values; raises SpecError on an unknown field or a malformed ladder."""
-        considered = chosen_values(LADDER, AUTO, choice)
+        considered = chosen_values(CHOICE, AUTO, choice)
         if op.kind is OpKind.ROUTE:
             return tuple(ROUTE.make(threads=threads, blocks=blocks) for threads, blocks in ROUTE_SHAPES)
         if op.kind not in GEMMS:
             return (STREAM.make(),)
-        fixed = [schedule for values in considered for schedule in expand(LADDER, values)]
-        claimed = [CLAIMS.make(**schedule.as_dict()) for schedule in fixed if len(widths(schedule)) > 1]
-        return tuple(dict.fromkeys((*fixed, *claimed)))
+        made = [
+            (CLAIMS.make(**schedule.as_dict()) if claims and may_claim(op, schedule) else schedule)
+            for values in considered
+            for claims in values["claims"]
+            for schedule in expand(LADDER, values)
+        ]
+        return tuple(dict.fromkeys(made))
 
     def verdict(self, op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
         """The first predicate that refuses, or LEGAL."""
