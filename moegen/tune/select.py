@@ -119,15 +119,46 @@ def choose(
 ) -> list[Choice]:
     """Winners of one numerics class, ordered by (tokens, routing). A point without any valid candidate has no entry.
 
-    Arguments as for :func:`races`; ``pins`` override the winner where the pinned pipeline was timed at all.
+    A challenger that has not met the default yet is stood in for by one that has and ties with it. Arguments as for
+    :func:`races`; ``pins`` override the winner where the pinned pipeline was timed at all.
     """
     results = list(results)
     found = races(results, default, numerics)
     rivals = challengers(found, default, policy)
     duels = _duels(results, numerics)
     pinned = list(pins)
-    choices = (_choose(race, default, rivals.get(race.point), duels, policy, pinned) for race in found)
+    choices = (
+        _choose(race, default, _stand_in(race, default, rivals.get(race.point), duels, policy), duels, policy, pinned)
+        for race in found
+    )
     return [choice for choice in choices if choice is not None]
+
+
+def open_duels(results: Iterable[Result], default: str, numerics: str, policy: SelectPolicy) -> dict[Point, str]:
+    """Challengers that have not met the default yet; arguments as for :func:`races`."""
+    results = list(results)
+    found = races(results, default, numerics)
+    sound = {race.point for race in found if race.default and race.default.status is TrialStatus.OK}
+    duels = _duels(results, numerics)
+    return {
+        point: rival
+        for point, rival in challengers(found, default, policy).items()
+        if point in sound and not _latest_duel(point, default, rival, duels)
+    }
+
+
+def _stand_in(
+    race: Race,
+    default: str,
+    rival: str | None,
+    duels: Mapping[tuple[Point, str], list[tuple[Session, Trial]]],
+    policy: SelectPolicy,
+) -> str | None:
+    """``rival``, or while it has not met the default the first by name that ties with it and has."""
+    if rival is None or _latest_duel(race.point, default, rival, duels):
+        return rival
+    tied = sorted(_tied(race.finals, policy.tie_band) - {default})
+    return next((name for name in tied if _latest_duel(race.point, default, name, duels)), rival)
 
 
 def _choose(

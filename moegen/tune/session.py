@@ -1,7 +1,8 @@
-"""A tuning session: explores every point, confirms challengers, records all of it, and can be taken up again.
+"""A tuning session: explores every point, confirms its challengers, records all of it, and can be taken up again.
 
-Each point's trials are written in one transaction when the point is done, so an interrupted session (Ctrl-C, a
-budget, a power cut) leaves whole points, and the next one goes on after them.
+Each point's trials are written in one transaction when the point is done, and its duels follow at once, so an
+interrupted session (Ctrl-C, a budget, a power cut) leaves points that can serve, and the next one goes on after them.
+Ties between points are only seen when all of them are done: that may call for a few duels more at the end.
 """
 
 import hashlib
@@ -25,14 +26,10 @@ from moegen.tune.measure import Duel, duel
 from moegen.tune.planning import Estimate, TunePoint, estimate, finished_points
 from moegen.tune.policy import MeasurePolicy, SelectPolicy, Stage
 from moegen.tune.recording import Recorder, routing_record
-from moegen.tune.select import Point, Reason, choose
-from moegen.tune.select import challengers as find_challengers
-from moegen.tune.select import races as find_races
+from moegen.tune.select import Point, open_duels
 from moegen.tune.subject import Bench, Checked, Description, describe
 from moegen.tune.worker import Worker
 
-_EXPLORING_SHARE = 0.8
-"""Part of a budget after which no new point is begun: without its duel a point keeps the default."""
 _FATAL = (TrialStatus.CRASH, TrialStatus.TIMEOUT, TrialStatus.OOM)
 
 
@@ -79,8 +76,7 @@ class TuneSession:
         database: where trials go.
         policy, selection: how to measure and how to choose.
         seed: of the inputs.
-        budget_s: seconds; no new point is begun in its last fifth, which is for duels, and nothing after it. None: no
-            limit.
+        budget_s: seconds after which neither a point nor a late duel is begun. None: no limit.
         command: recorded with the session.
         effort: name of the policy, recorded with the session.
         again: explore points anew that an earlier session finished.
@@ -151,11 +147,11 @@ class TuneSession:
         return estimate(todo, self._candidates, self._defaults, self._policy, PLANNING_DEVICE[self._target])
 
     def run(self, points: Sequence[TunePoint]) -> SessionReport:
-        """Explores what is left of ``points``, then confirms challengers. Ctrl-C ends it in order, with what is
-        done."""
+        """Explores what is left of ``points`` and confirms challengers, those that an interrupted session left open
+        first. Ctrl-C ends it in order, with what is done."""
         try:
-            explored, confirmed = self._explore_all(points), self._confirm_all(points)
-            self._report.ending = Ending.DONE if explored and confirmed else Ending.BUDGET
+            complete = self._confirm_all(points) and self._explore_all(points) and self._confirm_all(points)
+            self._report.ending = Ending.DONE if complete else Ending.BUDGET
         except KeyboardInterrupt:
             self._report.ending = Ending.INTERRUPTED
         self._report.seconds = time.monotonic() - self._began
@@ -169,7 +165,7 @@ class TuneSession:
         self._counts = sorted({point.tokens for point in points})
         self._report.skipped = len(points) - len(todo)
         for number, point in enumerate(todo):
-            if self._out_of_time(_EXPLORING_SHARE):
+            if self._out_of_time():
                 return False
             self._explore(point, number, len(todo))
         return True
@@ -188,6 +184,9 @@ class TuneSession:
         routing = self._routing(bench, point)
         self._add(self._recorder.point(point.tokens, routing, found, bench.clocks_mhz))
         self._report.explored += 1
+        say("duel")
+        for _, default, rival in self._open_duels({point.key}, point.tokens):
+            self._duel(point, bench, default, rival)
         self._progress(Step(phase="explore", done=number + 1, total=total, detail=_name(point)))
 
     def _shortlist(self, point: TunePoint) -> list[Pipeline]:
@@ -202,36 +201,37 @@ class TuneSession:
         return [pipeline for pipeline in allowed if pipeline.name in wanted]
 
     def _confirm_all(self, points: Sequence[TunePoint]) -> bool:
-        """Runs the duels that selection is waiting for; False when the budget ended first."""
+        """Runs every duel that selection is still waiting for; False when the budget ended first."""
         todo = self._open_duels({point.key for point in points})
         by_key = {point.key: point for point in points}
         for number, (key, default, rival) in enumerate(todo):
-            if self._out_of_time(1.0):
+            if self._out_of_time():
                 return False
             point = by_key[key]
-            if self._banned.keys() & {default, rival}:
-                continue
             detail = f"{_name(point)} {rival}"
             self._progress(Step(phase="confirm", done=number, total=len(todo), detail=detail))
-            bench = Bench(self._worker, point.tokens, point.routing, self._seed)
-            result = duel(default, rival, bench.sample, self._policy, clock=bench.clock_mhz)
-            sides = [result.default, result.challenger] if isinstance(result, Duel) else [result]
-            self._ban(PointFindings(measured={side.candidate: side for side in sides}), point)
-            self._add(self._recorder.duel(point.tokens, self._routing(bench, point), sides, bench.clocks_mhz))
-            self._report.duels += 1
+            self._duel(point, Bench(self._worker, point.tokens, point.routing, self._seed), default, rival)
             self._progress(Step(phase="confirm", done=number + 1, total=len(todo), detail=detail))
         return True
 
-    def _open_duels(self, wanted: set[Point]) -> list[tuple[Point, str, str]]:
-        """(point, default, challenger) where selection has a challenger that never met the default."""
-        results = self._results()
+    def _duel(self, point: TunePoint, bench: Bench, default: str, rival: str) -> None:
+        """Pairs a challenger with the default, unless one of them may not run any more."""
+        if self._banned.keys() & {default, rival}:
+            return
+        result = duel(default, rival, bench.sample, self._policy, clock=bench.clock_mhz)
+        sides = [result.default, result.challenger] if isinstance(result, Duel) else [result]
+        self._ban(PointFindings(measured={side.candidate: side for side in sides}), point)
+        self._add(self._recorder.duel(point.tokens, self._routing(bench, point), sides, bench.clocks_mhz))
+        self._report.duels += 1
+
+    def _open_duels(self, wanted: set[Point], tokens: int | None = None) -> list[tuple[Point, str, str]]:
+        """(point, default, challenger) where selection has a challenger that never met the default; ``tokens``: look
+        at points of that count alone, which takes less time."""
+        results = self._results(tokens)
         todo = []
         for numerics, default in self._defaults.items():
-            text = numerics_text(numerics)
-            rivals = find_challengers(find_races(results, default, text), default, self._selection)
-            choices = choose(results, default, text, self._selection)
-            open_points = {(c.tokens, c.routing) for c in choices if c.reason is Reason.UNCONFIRMED}
-            todo += [(point, default, rivals[point]) for point in sorted(open_points & wanted)]
+            rivals = open_duels(results, default, numerics_text(numerics), self._selection)
+            todo += [(point, default, rivals[point]) for point in sorted(rivals.keys() & wanted)]
         return todo
 
     def _ban(self, found: PointFindings, point: TunePoint) -> None:
@@ -254,12 +254,12 @@ class TuneSession:
     def _finished(self) -> set[Point]:
         return finished_points(self._results(), self._package, self._target, self._subject.environment, self._policy)
 
-    def _results(self) -> list[Result]:
-        return self._database.results(package=self._package.offer_digest(self._target), target=self._target.value)
+    def _results(self, tokens: int | None = None) -> list[Result]:
+        return self._database.results(package=self._recorder.offer, target=self._target.value, tokens=tokens)
 
-    def _out_of_time(self, share: float) -> bool:
-        """True once ``share`` of the budget is spent."""
-        return self._budget_s is not None and time.monotonic() - self._began > share * self._budget_s
+    def _out_of_time(self) -> bool:
+        """True once the budget is spent."""
+        return self._budget_s is not None and time.monotonic() - self._began >= self._budget_s
 
 
 def _fastest(found: PointFindings, pipelines: Sequence[Pipeline]) -> set[str]:

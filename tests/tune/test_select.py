@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from moegen.store.database import Result
 from moegen.store.trials import Pin, Subject, TrialStatus
 from moegen.tune.policy import SelectPolicy, Stage
-from moegen.tune.select import Choice, Reason, challengers, choose, races
+from moegen.tune.select import Choice, Reason, challengers, choose, open_duels, races
 from tests.tune.records import CLASS, OTHER_CLASS, confirmed, result
 
 POLICY = SelectPolicy()
@@ -126,6 +126,26 @@ def test_ties_go_to_the_pipeline_that_serves_most_points() -> None:
         4: "b",
         8: "a",
     }
+
+
+def test_a_challenger_that_has_not_met_the_default_is_stood_in_for_by_its_equal() -> None:
+    results = []
+    for tokens, tied in ((1, "ab"), (2, "bc")):
+        results += [result("default", 100.0, tokens=tokens), *(result(name, 50.0, tokens=tokens) for name in tied)]
+    met = [result(name, us, tokens=1, stage=Stage.CONFIRM) for name, us in (("default", 100.0), ("a", 50.0))]
+    assert open_duels([*results, *met], "default", CLASS, POLICY) == {(1, "uniform"): "b", (2, "uniform"): "b"}
+    first, second = choose([*results, *met], "default", CLASS, POLICY)
+    assert (first.winner, first.reason) == ("a", Reason.CONFIRMED)
+    assert (second.winner, second.reason) == ("default", Reason.UNCONFIRMED)
+    met += [result(name, us, tokens=1, stage=Stage.CONFIRM) for name, us in (("b", 49.0),)]
+    assert choose([*results, *met], "default", CLASS, POLICY)[0].winner == "b"
+    assert open_duels([*results, *met], "default", CLASS, POLICY) == {(2, "uniform"): "b"}
+
+
+@pytest.mark.parametrize("status", [TrialStatus.NOISY, TrialStatus.CRASH])
+def test_a_default_without_a_sound_time_is_not_challenged(status: TrialStatus) -> None:
+    us = 100.0 if status is TrialStatus.NOISY else None
+    assert open_duels([result("default", us, status=status), result("a", 50.0)], "default", CLASS, POLICY) == {}
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,9 @@ def test_interrupted_sessions_keep_whole_points_and_go_on(tune: Tune, database: 
             raise KeyboardInterrupt
 
     report = tune(package, times, progress=stop_at_second)
-    assert (report.ending, report.explored, report.duels) == (Ending.INTERRUPTED, 1, 0)
+    assert (report.ending, report.explored, report.duels) == (Ending.INTERRUPTED, 1, 1)
     resumed = tune(package, times)
-    assert (resumed.ending, resumed.explored, resumed.skipped, resumed.duels) == (Ending.DONE, 1, 1, 2)
+    assert (resumed.ending, resumed.explored, resumed.skipped, resumed.duels) == (Ending.DONE, 1, 1, 1)
     assert len(database.all(Session)) == 2
 
 
@@ -109,18 +109,37 @@ def test_a_budget_ends_a_session_in_order(tune: Tune) -> None:
 
 
 def test_points_within_the_budget_get_their_duels(tune: Tune, database: TrialDatabase) -> None:
-    """The first point alone takes nine tenths of the budget: no second point is begun, but the first is confirmed."""
-    package, times, budget_s = simple_package("default", "fast"), {"default": 100.0, "fast": 50.0}, 6.0
+    """The first point alone takes the budget: no second point is begun, but the first is confirmed."""
+    package, times, budget_s = simple_package("default", "fast"), {"default": 100.0, "fast": 50.0}, 3.0
 
     def dawdle(step: Step) -> None:
         if step.phase == "explore" and step.done == 1:
-            time.sleep(max(0.0, 0.9 * budget_s - (time.monotonic() - began)))
+            time.sleep(max(0.0, budget_s - (time.monotonic() - began)))
 
     began = time.monotonic()
     report = tune(package, times, budget_s=budget_s, progress=dawdle)
     assert (report.ending, report.explored, report.duels) == (Ending.BUDGET, 1, 1)
     (table,) = freeze_tables(database.results(), package, Target.CPU, SelectPolicy())
     assert [point.winner for point in table.points] == ["fast"]
+
+
+def test_a_duel_that_an_interruption_cut_off_is_the_next_session_s_first_work(
+    tune: Tune, database: TrialDatabase
+) -> None:
+    package, times = simple_package("default", "fast"), {"default": 100.0, "fast": 50.0}
+
+    def stop_before_the_duel(step: Step) -> None:
+        if step.detail.endswith("duel"):
+            raise KeyboardInterrupt
+
+    report = tune(package, times, progress=stop_before_the_duel)
+    assert (report.ending, report.explored, report.duels) == (Ending.INTERRUPTED, 1, 0)
+    (table,) = freeze_tables(database.results(), package, Target.CPU, SelectPolicy())
+    assert [point.winner for point in table.points] == ["default"]
+    phases: list[str] = []
+    resumed = tune(package, times, progress=lambda step: phases.append(step.phase))
+    assert phases[0] == "confirm"
+    assert (resumed.ending, resumed.explored, resumed.skipped, resumed.duels) == (Ending.DONE, 1, 1, 2)
 
 
 def test_ops_come_first_when_there_are_many_pipelines(tune: Tune, database: TrialDatabase) -> None:
