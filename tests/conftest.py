@@ -18,6 +18,10 @@ settings.register_profile("moegen", deadline=None, derandomize=True)
 settings.load_profile("moegen")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kernels", help="folder that keeps compiled sm_90a test kernels between runs")
+
+
 def is_h200_present() -> bool:
     """True when a GPU of compute capability 9.0 can be used."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)

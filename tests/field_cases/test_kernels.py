@@ -1,11 +1,22 @@
 """Field cases of categories a, b and g, and lessons, tried on the compiled CPU kernels."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from field_cases.test_layouts import constant_projection
+from field_cases.values import (
+    ACTIVATED,
+    BF16_ULP,
+    MIDPOINT_CODES,
+    MIDPOINTS,
+    ONE,
+    ROW_COUNTS,
+    midpoint_pairs,
+    midpoint_weights,
+    one_expert,
+    rows_with_zeros,
+    tiny_block,
+)
 from kernels.cases import DYNAMIC, LINEAR, STATIC, SWIZZLED, Case, buffers
 from kernels.chain import planned, run_chain, run_layer, variant_for
 from kernels.compare import POISONS, check_op, launch, same_bytes
@@ -13,16 +24,12 @@ from kernels.harness import Workshop, gemm_variant, stream_variant
 from numerics.layers import Layer
 from torch import Tensor
 
-from moegen.core.abi import Dims, code_pitch
-from moegen.core.enums import ActivationKind, ActScale, CombineMode, Epilogue, OpKind, RouterWeight
-from moegen.core.ops import Activation, Numerics, OpSpec
+from moegen.core.abi import Dims
+from moegen.core.enums import ActScale, CombineMode, Epilogue, OpKind
+from moegen.core.ops import OpSpec
 from moegen.numerics import Quantized, dequantize, e2m1, layer_reference, run_op
-from moegen.numerics.layouts import Halves, Projection, scale_layout, weight_pack
+from moegen.numerics.layouts import scale_layout, weight_pack
 from moegen.numerics.reference import route
-
-MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0)
-MIDPOINT_CODES = (0, 2, 2, 4, 4, 6, 6, 7)
-ONE = torch.tensor([[1.0, 1.0]])
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +38,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 
 
 def single_expert(rows: int, hidden: int, **fields: object) -> Case:
-    """Rows of x in order: one expert, one slot a token, tiles of one row."""
-    fixed = {"experts": 1, "top_k": 1, "row_tile": 1, "first_expert": 0, "routing": "hot"}
-    return Case(tokens=rows, hidden=hidden, **fixed, **fields)  # type: ignore[arg-type]
+    """Rows of x in order, in tiles of one row."""
+    return one_expert(Case, rows, hidden, row_tile=1, **fields)
 
 
 def quantised(
@@ -57,9 +63,7 @@ def test_fr_01_zeros_quantise_to_zeros(workshop: Workshop) -> None:
     assert not found.codes.any()
     assert not found.scales.any()
 
-    values = torch.randn(4, 64, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
-    with_zero_row = values.clone()
-    with_zero_row[2] = -0.0
+    values, with_zero_row = rows_with_zeros()
     found, _ = quantised(workshop, with_zero_row, scale=STATIC, pair=torch.tensor([[64.0, 1 / 64]]))
     whole, _ = quantised(workshop, values, scale=STATIC, pair=torch.tensor([[64.0, 1 / 64]]))
     others = torch.tensor([0, 1, 3])
@@ -75,61 +79,41 @@ def _midpoint_codes(codes: Tensor) -> list[int]:
 
 
 def test_fr_03_midpoints_go_to_the_even_code_in_every_kernel(workshop: Workshop) -> None:
-    signed = torch.tensor([*MIDPOINTS, *(-value for value in MIDPOINTS)]).to(torch.bfloat16)[None]
-    expected = [*MIDPOINT_CODES, *(code | 8 for code in MIDPOINT_CODES)]
+    signed = torch.tensor([MIDPOINTS]).to(torch.bfloat16)
 
     found, _ = quantised(workshop, signed, scale=STATIC)
-    assert (found.scales.tolist(), _midpoint_codes(found.codes)) == ([[0x38]], expected)
+    assert (found.scales.tolist(), _midpoint_codes(found.codes)) == ([[0x38]], MIDPOINT_CODES)
 
     case = single_expert(1, 32, intermediate=16)
-    given = buffers(case) | {"h_rows": signed, "h_scale": ONE}
-    pairs = torch.full((1, 32), 77.0, dtype=torch.bfloat16)
-    pairs[0, 8:16], pairs[0, 24:32] = signed[0, :8], signed[0, 8:]
+    given = buffers(case) | {"h_rows": signed, "h_scale": ONE, "h_pair": midpoint_pairs()}
     interleaved = replace(case, epilogue=Epilogue.INTERLEAVED).ops()[OpKind.DEINTERLEAVE_QUANTIZE]
     for op in (case.row_quantizer(), interleaved):
-        written = launch(workshop.kernel(stream_variant(op)), op, given | {"h_pair": pairs}, case.dims())
-        assert (written["h_scales"].tolist(), _midpoint_codes(written["h_codes"])) == ([[0x38]], expected)
+        written = launch(workshop.kernel(stream_variant(op)), op, given, case.dims())
+        assert (written["h_scales"].tolist(), _midpoint_codes(written["h_codes"])) == ([[0x38]], MIDPOINT_CODES)
 
     written = fused_midpoints(workshop)
-    assert (written["h_scales"].tolist(), _midpoint_codes(written["h_codes"])) == ([[0x38]], expected)
+    assert (written["h_scales"].tolist(), _midpoint_codes(written["h_codes"])) == ([[0x38]], MIDPOINT_CODES)
 
 
 def fused_midpoints(workshop: Workshop) -> dict[str, Tensor]:
     """The same values made by gemm1: silu(64) is 64, and up is the value over 64."""
     case = single_expert(1, 16, intermediate=16, epilogue=Epilogue.FUSED_FP4)
-    up = torch.zeros(1, 16, 16)
-    for row, value in enumerate([*MIDPOINTS, *(-value for value in MIDPOINTS)]):
-        rest = abs(value) * 4
-        for column in range(16):
-            part = max(step for step in (0.0, 1.0, 2.0, 3.0, 4.0, 6.0) if step <= rest)
-            up[0, row, column], rest = math.copysign(part, value), rest - part
-    scales = torch.full((1, 16, 1), 0x38, dtype=torch.uint8)
-    gate = Projection(codes=e2m1.pack(e2m1.encode(torch.full((1, 16, 16), 4.0)), 8), scales=scales)
-    halves = (gate, Projection(codes=e2m1.pack(e2m1.encode(up), 8), scales=scales))
+    halves, inputs = midpoint_weights()
     packed = weight_pack("rows8").pack(halves, LINEAR)
-    given = buffers(case) | {f"w1_{name}": tensor for name, tensor in packed.items()}
-    given |= {
-        "x_codes": e2m1.pack(torch.full((1, 16), 2, dtype=torch.uint8), code_pitch(16)),
-        "x_scales": torch.full((1, 1), 0x38, dtype=torch.uint8),
-        "x_scale": ONE,
-        "h_scale": ONE,
-        "w1_alpha": torch.tensor([[1.0, 1 / 256]]),
-    }
+    given = buffers(case) | {f"w1_{name}": tensor for name, tensor in packed.items()} | inputs
     op = case.ops()[OpKind.GEMM1]
     return launch(workshop.kernel(gemm_variant(op)), op, given, case.dims())
 
 
 def test_fr_04_a_tiny_block_underflows_to_zero(workshop: Workshop) -> None:
-    x = torch.zeros(1, 32, dtype=torch.bfloat16)
-    x[0, 0], x[0, 16] = 1.0, 1e-6
-    found, pair = quantised(workshop, x)
+    found, pair = quantised(workshop, tiny_block())
     assert found.scales.tolist() == [[0x7E, 0]]
     values = dequantize(found, pair[0, 1])
     assert values[0, 0].item() == pytest.approx(1.0, rel=1e-6)
     assert not values[0, 16:].any()
 
 
-@pytest.mark.parametrize("rows", [1, 127, 128, 129, 256, 384, 512, 1024])
+@pytest.mark.parametrize("rows", ROW_COUNTS)
 def test_fr_05_every_row_count_keeps_direction_and_magnitude(workshop: Workshop, rows: int) -> None:
     x = torch.randn(rows, 2048, generator=torch.Generator().manual_seed(rows)).to(torch.bfloat16)
     case = single_expert(rows, 2048, intermediate=16, x_scale=DYNAMIC, row_scales=SWIZZLED)
@@ -283,63 +267,32 @@ def test_fr_16_rows_that_fill_a_scale_tile_are_zero(workshop: Workshop, tokens: 
         scale_layout(SWIZZLED).validate(held[name][: -(-rows // 128) * 128], rows, columns)
 
 
-def one_expert_rows(
-    workshop: Workshop, halves: Halves, token: float, activation: Activation, *, alpha: Tensor, weight: float = 1.0,
-    place: RouterWeight = RouterWeight.COMBINE, w4a4: bool = False, x_scale: Tensor = ONE,
-) -> float:  # fmt: skip
-    """First activated value of one token whose first element is ``token``, after gemm1."""
-    case = single_expert(
-        1, 16, intermediate=32, w4a4=w4a4, activation=activation, numerics=Numerics(router_weight=place)
-    )
-    x = torch.zeros(1, 16, dtype=torch.bfloat16)
-    x[0, 0] = token
-    given = {"x": x, "x_scale": x_scale, "topk_ids": torch.zeros(1, 1, dtype=torch.int64)}
-    given |= {f"w1_{name}": tensor for name, tensor in weight_pack("rows8").pack(halves, LINEAR).items()}
-    given |= {"w1_alpha": alpha, "topk_weights": torch.tensor([[weight]])}
+def check_activated(workshop: Workshop, name: str) -> None:
+    """Runs the ops until gemm1."""
+    example = ACTIVATED[name]
+    case = example.case(Case, row_tile=1)
+    weights = {f"w1_{key}": tensor for key, tensor in weight_pack("rows8").pack(example.halves, LINEAR).items()}
     until_gemm1 = [op for op in case.pipeline() if op.kind in (OpKind.ROUTE, OpKind.GEMM1) or op.gather]
-    return run_chain(workshop, until_gemm1, given, case.dims())["h_rows"][0, 0].item()
-
-
-def projections(gate: float, up: float) -> Halves:
-    return (constant_projection(gate, 1, 32, 16), constant_projection(up, 1, 32, 16))
-
-
-SWIGLU = Activation(kind=ActivationKind.SWIGLU)
-UNIT_ALPHA = torch.ones(1, 2)
-BF16_ULP = 2.0**-8
+    held = run_chain(workshop, until_gemm1, example.inputs() | weights, case.dims())
+    assert held["h_rows"][0, 0].item() == pytest.approx(example.expected, rel=BF16_ULP)
 
 
 def test_fr_18_gate_and_up_keep_their_places(workshop: Workshop) -> None:
-    value = one_expert_rows(workshop, projections(2.0, -1.0), 1.0, SWIGLU, alpha=UNIT_ALPHA)
-    assert value == pytest.approx(-1.7616, rel=BF16_ULP)
+    check_activated(workshop, "fr_18")
 
 
 def test_fr_19_each_half_uses_its_own_second_level_scale(workshop: Workshop) -> None:
-    alpha = torch.tensor([[3.85e-5, 4.83e-5]])
-    value = one_expert_rows(workshop, projections(6.0, 6.0), 8192.0, SWIGLU, alpha=alpha)
-    gate, up = 6 * 8192 * 3.85e-5, 6 * 8192 * 4.83e-5
-    assert up / gate == pytest.approx(1.2545, abs=1e-4)
-    assert value == pytest.approx(gate / (1 + math.exp(-gate)) * up, rel=BF16_ULP)
+    check_activated(workshop, "fr_19")
 
 
-def test_fr_44_clamped_swiglu_uses_all_its_constants(workshop: Workshop) -> None:
-    oai = Activation(kind=ActivationKind.SWIGLU_OAI, alpha=1.702, beta=1.0, limit=7.0)
-    value = one_expert_rows(workshop, projections(1.0, 1.0), 10.0, oai, alpha=UNIT_ALPHA)
-    assert value == pytest.approx(55.9996, rel=BF16_ULP)
-    clamp = Activation(kind=ActivationKind.SWIGLU_CLAMP, limit=10.0)
-    value = one_expert_rows(workshop, projections(1.0, -1.5), 20.0, clamp, alpha=UNIT_ALPHA)
-    assert value == pytest.approx(-99.995, rel=BF16_ULP)
+@pytest.mark.parametrize("kind", ["oai", "clamp"])
+def test_fr_44_clamped_swiglu_uses_all_its_constants(workshop: Workshop, kind: str) -> None:
+    check_activated(workshop, f"fr_44_{kind}")
 
 
-@pytest.mark.parametrize("w4a4", [False, True])
-def test_fr_45_router_weight_on_the_input_is_applied_once(workshop: Workshop, w4a4: bool) -> None:
-    # Under encode scale 12 the value 0.5 is code 6 with block scale 1: no rounding plays a part.
-    pair = torch.tensor([[12.0, 1 / 12]])
-    value = one_expert_rows(
-        workshop, projections(1.0, 1.0), 1.0, SWIGLU, alpha=UNIT_ALPHA, weight=0.5,
-        place=RouterWeight.INPUT, w4a4=w4a4, x_scale=pair,
-    )  # fmt: skip
-    assert value == pytest.approx(0.155615, rel=BF16_ULP)
+@pytest.mark.parametrize("form", ["w4a16", "w4a4"])
+def test_fr_45_router_weight_on_the_input_is_applied_once(workshop: Workshop, form: str) -> None:
+    check_activated(workshop, f"fr_45_{form}")
 
 
 @pytest.mark.parametrize("combine", CombineMode)

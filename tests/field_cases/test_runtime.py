@@ -9,7 +9,7 @@ import pytest
 import torch
 from faults import guards
 from runtime.packages import TestPackage, make_inputs, reference_package, spec_with
-from runtime.writers import MODELOPT_NVFP4, fused, per_expert, random_weights, write_checkpoint
+from runtime.writers import MODELOPT_NVFP4, fused, fused_forms, per_expert, random_weights, write_checkpoint
 
 from moegen.core.enums import Epilogue, GateUpOrder
 from moegen.core.errors import CheckpointError, LayoutError, MoegenError
@@ -155,24 +155,13 @@ def test_fr_20_every_rank_quantises_tokens_with_the_layers_scale(w4a4: TestPacka
 
 def test_fr_27_float4_and_column_views_are_the_same_bytes(w4a4: TestPackage) -> None:
     weights = random_weights(experts=7)
-    gate, up, down = weights.gate, weights.up, weights.down
-    assert gate is not None
     loaded = w4a4.load()
     plain = loaded.from_tensors(weights)
     inputs = make_inputs(plain, 9)
-    codes = torch.cat((gate.codes, up.codes), 1)
-    padded = torch.cat((codes, torch.full_like(codes, 0x77)), 2)
-    assert gate.input is not None
-    common = {
-        "scales": torch.cat((gate.scales, up.scales), 1),
-        "second": torch.stack((gate.second, up.second), 1),
-        "input": torch.maximum(gate.input, up.input if up.input is not None else gate.input),
-    }
-    w2 = FusedMatrix(codes=down.codes, scales=down.scales, second=down.second, input=down.input)
     expected = plain(*inputs)
-    for form in (codes, codes.view(torch.float4_e2m1fn_x2), padded[:, :, : codes.shape[2]]):
-        layer = prepare_experts(loaded, FusedMatrix(codes=form, **common), w2)
-        assert torch.equal(layer(*inputs), expected)
+    forms, w2 = fused_forms(weights)
+    for w13 in forms:
+        assert torch.equal(prepare_experts(loaded, w13, w2)(*inputs), expected)
 
 
 def test_sd_05_transposed_or_swizzled_scales_are_refused(w4a4: TestPackage) -> None:

@@ -18,8 +18,10 @@ from moegen.numerics.quantize import Quantized, unscaled_values
 from moegen.numerics.reference import row_layout
 from moegen.numerics.rounding import to_bf16
 
+#: ``wide`` fills tiles of every width, ``long`` has more K units than any ring has stages; so have ``wide``'s widest.
 GEOMETRIES = axes.GEOMETRIES | {
-    "wide": {"hidden": 336, "intermediate": 208, "experts": 3, "top_k": 2, "tokens": 301},
+    "wide": {"hidden": 720, "intermediate": 592, "experts": 3, "top_k": 2, "tokens": 301},
+    "long": {"hidden": 2064, "intermediate": 1616, "experts": 2, "top_k": 2, "tokens": 29},
 }
 
 

@@ -19,7 +19,7 @@ FP16 = TokenDtype.FP16
 #: What does not meet the tokens' dtype takes few values.
 FEWER = {
     "dtype": (FP16,),
-    "geometry": ("odd", "deep", "wide"),
+    "geometry": ("odd", "long", "wide"),
     "warpgroups": (2, 4, 5),
     "blocks": (1, 2),
     "row_scales": (SWIZZLED,),

@@ -9,8 +9,6 @@ from hopper.cases import HopperCase
 from hopper.workshop import Workshop
 from torch import Tensor
 
-from moegen.codegen.catalogs.sm90_block import CATALOG
-from moegen.codegen.render import render
 from moegen.codegen.variant import Variant
 from moegen.core.enums import RouterWeight, Target
 from moegen.core.ops import Numerics
@@ -32,7 +30,7 @@ def interpret(workshop: Workshop, variant: Variant, case: HopperCase, given: dic
     call = make_call(variant, case, given, POISON, _aligned)
     workshop.prepare([variant])
     runner = InterpreterRunner(Target.SM_90A, SCHEDULES)
-    runner.load(workshop.folder / render(variant, CATALOG).source.digest[:32], "block")(*call.values)
+    runner.load(workshop.directory(variant), "block")(*call.values)
     assert len(runner.results) == len(SCHEDULES)
     assert {report.check for result in runner.results for report in result.reports} <= {Check.UNINITIALISED}
     check_call(variant, case, given, call, POISON)

@@ -48,9 +48,14 @@ def cases() -> dict[str, tuple[HopperCase, Variant]]:
 CASES = cases()
 
 
+def variants() -> list[Variant]:
+    """Every kernel that these tests launch."""
+    return [variant for _, variant in CASES.values()]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled(hopper_workshop: Workshop) -> None:
-    hopper_workshop.prepare([variant for _, variant in CASES.values()])
+    hopper_workshop.prepare(variants())
 
 
 def launched(workshop: Workshop, variant: Variant, case: HopperCase, given: dict[str, Tensor], byte: int) -> Call:

@@ -12,12 +12,15 @@ from kernels.cases import DYNAMIC, LINEAR, STATIC, SWIZZLED, buffers, generator
 from kernels.compare import POISONS
 from torch import Tensor
 
+from moegen.codegen.variant import Variant
 from moegen.core.abi import row_capacity
 from moegen.core.enums import ActScale, CombineMode, Contract, Epilogue, OpKind, RouterWeight, ScaleLayout
 from moegen.core.ops import Numerics, OpSpec
 
 pytestmark = pytest.mark.gpu
 ROUTINGS = ("mixed", "hot", "none")
+PLACES, COMBINED = (RouterWeight.COMBINE, RouterWeight.INPUT), (RouterWeight.COMBINE, RouterWeight.PRE_QUANT)
+HIDDEN, ARRANGED, INTERMEDIATE = (80, 528), (80, 1104), (144, 208)
 ROUTES = ((5, 3, 19), (60, 4, 19), (1, 1, 19), (256, 8, 700), (384, 6, 5000))
 
 
@@ -43,9 +46,8 @@ def quantizing_case(contract: Contract, x_scale: ActScale, layout: ScaleLayout, 
 
 
 def quantizing_cases() -> list[HopperCase]:
-    places = (RouterWeight.COMBINE, RouterWeight.INPUT)
     grid = product(Contract, (STATIC, DYNAMIC), (LINEAR, SWIZZLED))
-    return [quantizing_case(*values, places[index % 2]) for index, values in enumerate(grid)]
+    return [quantizing_case(*values, PLACES[index % 2]) for index, values in enumerate(grid)]
 
 
 def row_cases() -> list[HopperCase]:
@@ -62,12 +64,41 @@ def row_ops(case: HopperCase) -> tuple[OpSpec, OpSpec]:
     return case.row_quantizer(), interleaved.ops()[OpKind.DEINTERLEAVE_QUANTIZE]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(hopper_workshop: Workshop) -> None:
+def gathering_case(hidden: int, place: RouterWeight) -> HopperCase:
+    return HopperCase(hidden=hidden, w4a4=False, fused_gather=False, numerics=Numerics(router_weight=place))
+
+
+def arranging_case(hidden: int, tokens: int) -> HopperCase:
+    return HopperCase(hidden=hidden, tokens=tokens, w4a4=False, arranged=True)
+
+
+def interleaved_case(intermediate: int) -> HopperCase:
+    return HopperCase(w4a4=False, intermediate=intermediate, epilogue=Epilogue.INTERLEAVED)
+
+
+def combining_case(place: RouterWeight) -> HopperCase:
+    return HopperCase(hidden=2064, numerics=Numerics(router_weight=place))
+
+
+ATOMIC = HopperCase(combine=CombineMode.ATOMIC)
+
+
+def variants() -> list[Variant]:
+    """Every kernel that these tests launch."""
     ops = [route_op(experts, top_k, int64)[1] for experts, top_k, _ in ROUTES for int64 in (True, False)]
     ops += [case.ops()[OpKind.QUANTIZE] for case in quantizing_cases()]
     ops += [op for case in row_cases() for op in row_ops(case)]
-    hopper_workshop.prepare([stream_variant(op) for op in dict.fromkeys(ops)])
+    ops += [gathering_case(*values).ops()[OpKind.GATHER] for values in product(HIDDEN, PLACES)]
+    ops += [arranging_case(hidden, 1).ops()[OpKind.ARRANGE] for hidden in ARRANGED]
+    ops += [interleaved_case(intermediate).ops()[OpKind.DEINTERLEAVE] for intermediate in INTERMEDIATE]
+    ops += [combining_case(place).ops()[OpKind.COMBINE] for place in COMBINED]
+    ops += [route_op(3, 1, True)[1], ATOMIC.ops()[OpKind.COMBINE]]
+    return [stream_variant(op) for op in dict.fromkeys(ops)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(hopper_workshop: Workshop) -> None:
+    hopper_workshop.prepare(variants())
 
 
 def check(workshop: Workshop, op: OpSpec, case: HopperCase, given: dict[str, Tensor]) -> None:
@@ -131,10 +162,10 @@ def test_row_quantizers(hopper_workshop: Workshop, case: HopperCase) -> None:
         check(hopper_workshop, op, case, given)
 
 
-@pytest.mark.parametrize("place", [RouterWeight.COMBINE, RouterWeight.INPUT])
-@pytest.mark.parametrize("hidden", [80, 528])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("hidden", HIDDEN)
 def test_gather(hopper_workshop: Workshop, hidden: int, place: RouterWeight) -> None:
-    case = HopperCase(hidden=hidden, w4a4=False, fused_gather=False, numerics=Numerics(router_weight=place))
+    case = gathering_case(hidden, place)
     for routing in ROUTINGS:
         batch = replace(case, routing=routing)
         given = buffers(batch) | {"x": wild((batch.tokens, hidden), batch, 24)}
@@ -142,23 +173,23 @@ def test_gather(hopper_workshop: Workshop, hidden: int, place: RouterWeight) -> 
 
 
 @pytest.mark.parametrize("tokens", [1, 37, 700])
-@pytest.mark.parametrize("hidden", [80, 1104])
+@pytest.mark.parametrize("hidden", ARRANGED)
 def test_arrange(hopper_workshop: Workshop, hidden: int, tokens: int) -> None:
-    case = HopperCase(hidden=hidden, tokens=tokens, w4a4=False, arranged=True)
+    case = arranging_case(hidden, tokens)
     given = buffers(case) | {"x": wild((tokens, hidden), case, 26)}
     check(hopper_workshop, case.ops()[OpKind.ARRANGE], case, given)
 
 
-@pytest.mark.parametrize("intermediate", [144, 208])
+@pytest.mark.parametrize("intermediate", INTERMEDIATE)
 def test_deinterleave(hopper_workshop: Workshop, intermediate: int) -> None:
-    case = HopperCase(w4a4=False, intermediate=intermediate, epilogue=Epilogue.INTERLEAVED)
+    case = interleaved_case(intermediate)
     check(hopper_workshop, case.ops()[OpKind.DEINTERLEAVE], case, buffers(case))
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("place", [RouterWeight.COMBINE, RouterWeight.PRE_QUANT])
+@pytest.mark.parametrize("place", COMBINED)
 def test_ordered_combine(hopper_workshop: Workshop, place: RouterWeight, routing: str) -> None:
-    case = HopperCase(hidden=2064, routing=routing, numerics=Numerics(router_weight=place))
+    case = replace(combining_case(place), routing=routing)
     given = buffers(case)
     # Padding rows are never read: what gemm2 leaves there may be anything.
     given["out_rows"] = wild(tuple(given["out_rows"].shape), case, 25)
@@ -167,5 +198,4 @@ def test_ordered_combine(hopper_workshop: Workshop, place: RouterWeight, routing
 
 
 def test_atomic_combine_rounds_the_sums_once(hopper_workshop: Workshop) -> None:
-    case = HopperCase(combine=CombineMode.ATOMIC)
-    check(hopper_workshop, case.ops()[OpKind.COMBINE], case, buffers(case))
+    check(hopper_workshop, ATOMIC.ops()[OpKind.COMBINE], ATOMIC, buffers(ATOMIC))

@@ -35,29 +35,35 @@ def stream_variant(op: OpSpec, route_blocks: int = 1) -> Variant:
 
 
 class Workshop:
-    """Compiled objects by variant, and their entries where a GPU can load them."""
+    """Compiled objects by variant, and their entries where a GPU can load them.
+
+    An object's folder is named after the source and the templates that it includes, so objects may outlive both.
+    """
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._folders: dict[str, Path] = {}
         self._kernels: dict[str, Kernel] = {}
 
     def kernel(self, variant: Variant) -> Kernel:
         """One kernel, compiled when it is new."""
-        self.prepare([variant])
         if variant.name not in self._kernels:
-            self._kernels[variant.name] = load_entry(self._folders[variant.name], variant.op.kind.value)
+            self._kernels[variant.name] = load_entry(self.directory(variant), variant.op.kind.value)
         return self._kernels[variant.name]
+
+    def directory(self, variant: Variant) -> Path:
+        """Folder of a variant's files, compiled when it is new."""
+        self.prepare([variant])
+        return self._folders[variant.name]
 
     def ptx(self, variant: Variant) -> str:
         """The PTX of a compiled variant."""
-        self.prepare([variant])
-        return (self._folders[variant.name] / "kernel.ptx").read_text()
+        return (self.directory(variant) / "kernel.ptx").read_text()
 
     def log(self, variant: Variant) -> str:
         """What the compilers said of a compiled variant."""
-        self.prepare([variant])
-        return (self._folders[variant.name] / "log").read_text()
+        return (self.directory(variant) / "log").read_text()
 
     def prepare(self, variants: Sequence[Variant]) -> None:
         """Compiles what is missing, side by side; every compile must succeed, without spills."""
@@ -70,7 +76,7 @@ class Workshop:
         jobs: list[CompileJob] = []
         for name, variant in missing.items():
             rendered = render(variant, CATALOG)
-            directory = self.folder / rendered.source.digest[:32]
+            directory = self.folder / f"{rendered.source.digest[:16]}{rendered.source.closure[:16]}"
             directory.mkdir(exist_ok=True)
             source = directory / "source.cu"
             source.write_text(rendered.text)

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from runtime.packages import TestPackage, gpu_package, make_inputs, reference_output
-from runtime.writers import random_weights
+from runtime.writers import fused_forms, random_weights
 
 from moegen.core.enums import Epilogue, Target
-from moegen.runtime import LoadedPackage, MoELayer, load
+from moegen.runtime import LoadedPackage, MoELayer, load, prepare_experts
 
 pytestmark = pytest.mark.gpu
 
@@ -105,6 +105,16 @@ def test_fr_28_replay_sees_reloaded_weights(built: TestPackage) -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(y, fresh(*inputs))
+
+
+def test_fr_27_float4_and_column_views_are_the_same_bytes(built: TestPackage) -> None:
+    package, weights = loaded(built), random_weights(7, 256, 160, 0)
+    plain = package.from_tensors(weights)
+    inputs = on_gpu(plain)
+    expected = plain(*inputs)
+    forms, w2 = fused_forms(weights, "cuda")
+    for w13 in forms:
+        assert torch.equal(prepare_experts(package, w13, w2)(*inputs), expected)
 
 
 def test_compiled_layer_equals_eager(built: TestPackage) -> None:

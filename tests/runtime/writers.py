@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from moegen.runtime import FusedMatrix
 from moegen.runtime.checkpoint import ExpertWeights, Projection
 
 MODELOPT_NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
@@ -46,6 +47,25 @@ def random_weights(
     gate = random_projection(experts, intermediate, hidden, seed, bias=bias) if gated else None
     up = random_projection(experts, intermediate, hidden, seed + 1, bias=bias)
     return ExpertWeights(gate=gate, up=up, down=random_projection(experts, hidden, intermediate, seed + 2, bias=bias))
+
+
+def fused_forms(weights: ExpertWeights, device: str = "cpu") -> tuple[list[FusedMatrix], FusedMatrix]:
+    """W13 three times, its codes as bytes, as float4 pairs and as a view into a wider tensor; and W2. All on
+    ``device``."""
+    gate, up, down = weights.gate, weights.up, weights.down
+    assert gate is not None
+    assert gate.input is not None
+    assert up.input is not None
+    codes = torch.cat((gate.codes, up.codes), 1).to(device)
+    wider = torch.cat((codes, torch.full_like(codes, 0x77)), 2)
+    forms = (codes, codes.view(torch.float4_e2m1fn_x2), wider[:, :, : codes.shape[2]])
+    common = {
+        "scales": torch.cat((gate.scales, up.scales), 1).to(device),
+        "second": torch.stack((gate.second, up.second), 1).to(device),
+        "input": torch.maximum(gate.input, up.input).to(device),
+    }
+    held = {name: getattr(down, name).to(device) for name in ("codes", "scales", "second", "input")}
+    return [FusedMatrix(codes=form, **common) for form in forms], FusedMatrix(**held)
 
 
 def per_expert(

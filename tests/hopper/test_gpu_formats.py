@@ -1,4 +1,4 @@
-"""fp16 tokens on the GPU, bit for bit against the reference: gemms, the ops around them, whole layers."""
+"""fp16 tokens and products of code and scale on the GPU, bit for bit: the ops around the gemms and whole layers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,20 +7,13 @@ from typing import Any
 import pytest
 import torch
 from hopper.blocks import RAGGED, block_variant, check_call, given_buffers, make_call
-from hopper.cases import HopperCase, private_buffers
+from hopper.cases import HopperCase
 from hopper.compare import check_op
-from hopper.fp16 import (
-    FP16,
-    GEMM1_ROWS,
-    GEMM2_ROWS,
-    every_product,
-    stream_cases,
-)
-from hopper.grids import case_of, row_name, variant_of
+from hopper.fp16 import FP16, stream_cases
+from hopper.products import quantizing_cases
 from hopper.workshop import Workshop
-from kernels.cases import ACTIVATIONS, buffers
+from kernels.cases import ACTIVATIONS
 from kernels.compare import POISONS
-from kernels.pairwise import Row
 from runtime.packages import gpu_package
 from torch import Tensor
 
@@ -31,8 +24,10 @@ from moegen.runtime import load
 from moegen.tune.verify import verify_pipelines
 
 pytestmark = pytest.mark.gpu
-ROWS = [*GEMM1_ROWS, *GEMM2_ROWS]
-STREAMS = stream_cases()
+STREAMS = {
+    **{f"fp16_{name}": case for name, case in stream_cases().items()},
+    **{f"products_{name}": case for name, case in quantizing_cases().items()},
+}
 W4A16: dict[str, Any] = {
     "activations": {"format": "bf16", "dtype": "fp16"},
     "scale_layout": {"weights": "swizzle_128x4"},
@@ -68,33 +63,23 @@ def block_cases() -> dict[str, HopperCase]:
 BLOCKS = block_cases()
 
 
+def variants() -> list[Variant]:
+    """Every kernel that these tests launch, packages apart."""
+    return [*(case.variant() for case in STREAMS.values()), *map(block_variant, BLOCKS.values())]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled(hopper_workshop: Workshop) -> None:
-    variants = [variant_of(row) for row in ROWS] + [case.variant() for case in STREAMS.values()]
-    hopper_workshop.prepare([*variants, every_product()[0], *(block_variant(case) for case in BLOCKS.values())])
-
-
-def check(workshop: Workshop, variant: Variant, case: HopperCase, given: dict[str, Tensor], byte: int) -> None:
-    check_op(workshop.kernel(variant), variant, case, given, byte=byte)
-
-
-@pytest.mark.parametrize("row", ROWS, ids=row_name)
-def test_gemms_write_the_bytes_of_the_reference(hopper_workshop: Workshop, row: Row) -> None:
-    case = case_of(row)
-    check(hopper_workshop, variant_of(row), case, private_buffers(case, buffers(case)), row["poison"])
-
-
-def test_every_code_and_scale_is_exact(hopper_workshop: Workshop) -> None:
-    variant, case, given = every_product()
-    check(hopper_workshop, variant, case, given, 0xFF)
+    hopper_workshop.prepare(variants())
 
 
 @pytest.mark.parametrize("routing", ["mixed", "hot", "none"])
 @pytest.mark.parametrize("name", STREAMS)
 def test_ops_around_the_gemms(hopper_workshop: Workshop, name: str, routing: str) -> None:
     stream = replace(STREAMS[name], case=replace(STREAMS[name].case, routing=routing))
+    variant = stream.variant()
     for byte in POISONS:
-        check(hopper_workshop, stream.variant(), stream.case, stream.given(), byte)
+        check_op(hopper_workshop.kernel(variant), variant, stream.case, stream.given(), byte=byte)
 
 
 @pytest.mark.parametrize("place", BLOCKS)
