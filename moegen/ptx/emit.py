@@ -4,8 +4,9 @@ Every source operand becomes a slot of the warp's register list: registers first
 special register or symbol address. So lowered code is uniform: ``R[5] = R[3] + R[41]``.
 """
 
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
 
     Run = Callable[[Warp, Mask], int | None]
+
+
+#: A slot in an expression.
+SLOT = re.compile(r"R\[(\d+)\]")
+
+
+def slots_in(text: str) -> Iterator[int]:
+    """Slots that an expression names."""
+    return (int(found) for found in SLOT.findall(text))
 
 
 @dataclass(slots=True)

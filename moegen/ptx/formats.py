@@ -197,6 +197,23 @@ def table32(name: str) -> Any:
     return values
 
 
+#: More than any sum could keep exactly.
+_WIDE = 1 << 64
+
+
+def spread(codes: Any, name: str) -> int:
+    """The largest of some scale factors (``ue8m0``, ``ue4m3`` codes) in units of which all are multiples; a number
+    beyond every limit where that does not do: NaN, or factors far from 1.
+    """
+    low, high = int(codes.min()), int(codes.max())
+    if name == "ue8m0":
+        return 1 << (high - low) if 100 <= low and high <= 154 else _WIDE
+    if high >= 0x7F:
+        return _WIDE
+    fraction = (high & 7) + (8 if high >> 3 else 0)
+    return fraction << (max(high >> 3, 1) - max(low >> 3, 1))
+
+
 def bf16_to_f32(bits: Any) -> Any:
     """bf16 codes to f32 values."""
     return (bits.astype(U4) << U4.type(16)).view(np.float32)

@@ -6,16 +6,15 @@ of a run are ordered by their dependencies, not by the text; nothing outside can
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from moegen.ptx.dtypes import PtxType
-from moegen.ptx.emit import Pure, Slots
+from moegen.ptx.emit import SLOT, Pure, Slots, slots_in
 from moegen.ptx.program import Instruction
 
-_SLOT = re.compile(r"R\[(\d+)\]")
 #: Equal expressions from which joining them pays: plain operators, and calls of functions.
 _PLAIN, _COSTLY = 12, 3
 _CALL = re.compile(r"(?<![.\w])[a-z_]\w*\(")
@@ -37,14 +36,10 @@ class _Item:
     level: int = 0
 
 
-def _slots_in(text: str) -> Iterator[int]:
-    return (int(found) for found in _SLOT.findall(text))
-
-
 def _item(lowered: Pure, instruction: Instruction) -> _Item:
-    reads = set(_slots_in(lowered.setup))
+    reads = set(slots_in(lowered.setup))
     for _, expression in lowered.outs:
-        reads.update(_slots_in(expression))
+        reads.update(slots_in(expression))
     writes = {slot for slot, _ in lowered.outs}
     guard = ""
     if instruction.guard is not None:
@@ -114,7 +109,7 @@ class _Joiner:
     def key(self, item: _Item) -> tuple[str, ...]:
         """What instructions must share to be joined."""
         ((slot, expression),) = item.lowered.outs
-        return _SLOT.sub("#", expression), *(self._width(s) for s in (slot, *_slots_in(expression)))
+        return SLOT.sub("#", expression), *(self._width(s) for s in (slot, *slots_in(expression)))
 
     def alone(self, item: _Item) -> None:
         self.lines += _plain_lines(item, "")
@@ -122,13 +117,13 @@ class _Joiner:
 
     def joined(self, group: Sequence[_Item]) -> None:
         """Equal expressions of different registers, as one; alone where nothing differs."""
-        sources = list(zip(*(_slots_in(item.lowered.outs[0][1]) for item in group), strict=True))
+        sources = list(zip(*(slots_in(item.lowered.outs[0][1]) for item in group), strict=True))
         if all(len(set(column)) == 1 for column in sources):
             for item in group:
                 self.alone(item)
             return
         names = iter([self._operand(column) for column in sources])
-        expression = _SLOT.sub(lambda _: next(names), group[0].lowered.outs[0][1])
+        expression = SLOT.sub(lambda _: next(names), group[0].lowered.outs[0][1])
         targets = tuple(item.lowered.outs[0][0] for item in group)
         name = f"g{self.count}"
         self.count += 1
@@ -157,7 +152,7 @@ def _joinable(item: _Item) -> bool:
     if item.guard or len(item.lowered.outs) != 1 or item.lowered.setup:
         return False
     # A move hands on the array itself: asynchronous results know their registers by it.
-    return not _SLOT.fullmatch(item.lowered.outs[0][1])
+    return not SLOT.fullmatch(item.lowered.outs[0][1])
 
 
 def joined_lines(

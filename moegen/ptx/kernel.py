@@ -5,6 +5,7 @@ Two versions exist of every instruction: ``full`` runs where all 32 lanes are ac
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from moegen.ptx.dtypes import ALL, TYPES, Mask
 from moegen.ptx.emit import Branch, Effect, Emit, Exit, Lowered, Pure, Slots
 from moegen.ptx.errors import UnknownInstruction
 from moegen.ptx.fuse import joined_lines, masked_lines
+from moegen.ptx.liveness import bits_of, live_before
 from moegen.ptx.program import Entry, Instruction
+from moegen.ptx.simplify import simplified
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -69,6 +72,11 @@ class Kernel:
         lowered = builder(emit)
         emit.done()
         return lowered
+
+    @cached_property
+    def live(self) -> list[int]:
+        """Registers that may be read from each instruction on, as bits."""
+        return live_before(self.items, self.lowered)
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -170,12 +178,26 @@ class Kernel:
             run.append(lowered)
         stop = start + len(run)
         items = self.items[start:stop]
-        if full:
-            body = ["R = w.R", *joined_lines(run, items, self.entry.registers, self.slots)]
-        else:
-            body = ["R = w.R; a = w.mask", *masked_lines(run, items)]
         self.lengths[start] = stop - start
-        return self._compile("\n ".join(["def step(w):", *body, f"return {stop}"]), start)
+        if full:
+            kept = simplified(run, items, self.live[stop])
+            lines = joined_lines([one for one, _ in kept], [item for _, item in kept], self.entry.registers, self.slots)
+            return self._compile(["R = w.R", *lines], start, stop)
+        masked = self._compile(["R = w.R; a = w.mask", *masked_lines(run, items)], start, stop)
+        return self._unmasked_where_it_may(start, masked, run)
+
+    def _unmasked_where_it_may(self, start: int, masked: Step, run: list[Pure]) -> Step:
+        """A run for some of the lanes. Where no other lane reads what it writes, it may write for all of them."""
+        writes = bits_of(slot for one in run for slot, _ in one.outs)
+        live, full = self.live, self.full
+
+        def step(w: "Warp") -> int | None:
+            for group in w.groups:
+                if live[group.pc] & writes:
+                    return masked(w)
+            return full[start](w)
+
+        return step
 
     def granule(self, space: str) -> int:
         """Bytes that the race detector tells apart in ``shared`` or ``global`` memory: 4, or the narrowest access that
@@ -190,7 +212,8 @@ class Kernel:
                 widths.append(4 if kind is None else kind.nbytes)
         return min(widths)
 
-    def _compile(self, source: str, index: int) -> Step:
+    def _compile(self, body: list[str], index: int, stop: int) -> Step:
+        source = "\n ".join(["def step(w):", *body, f"return {stop}"])
         scope: dict[str, Any] = {}
         code = compile(source, f"<{self.entry.name} from line {self.items[index].line}>", "exec")
         exec(code, self.namespace, scope)

@@ -23,6 +23,14 @@ def accumulate_exact(a: Any, b: Any, c: Any | None) -> Any:
     return total.astype(_F4)
 
 
+def accumulate_single(a: Any, b: Any, c: Any | None) -> Any:
+    """``accumulate_exact`` of f32 operands such that every sum of products is exact in f32, in any order."""
+    total = a @ b.T
+    if c is not None:
+        total += c
+    return total
+
+
 def _significand(scale: Any) -> tuple[Any, Any]:
     """Scale values to (significand in [1, 2) or 0, exponent)."""
     mantissa, exponent = np.frexp(scale)

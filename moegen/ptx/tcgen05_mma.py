@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 @cache
 def _nibble_pairs() -> Any:
-    """Values of both E2M1 codes in a byte, low nibble first: two f64 that NumPy moves as one complex number [256]."""
-    values = formats.table("e2m1")
+    """Values of both E2M1 codes in a byte, low nibble first: two f32 that NumPy moves as one f64 [256]."""
+    values = formats.table32("e2m1")
     codes = np.arange(256)
-    pairs = np.stack([values[codes & 15], values[codes >> 4]], axis=1).view(np.complex128)[:, 0]
+    pairs = np.stack([values[codes & 15], values[codes >> 4]], axis=1).view(np.float64)[:, 0]
     pairs.flags.writeable = False
     return pairs
 
 
 def decode_bytes(raw: Any, name: str, packed: bool) -> Any:
-    """Element values f64 [rows, k] of operand bytes [rows, bytes].
+    """Element values [rows, k] of operand bytes [rows, bytes]: f32 if packed, else f64.
 
     Args:
         packed: 4-bit elements lie two to a byte; else every element of up to 8 bits has a byte.
     """
     rows = raw.shape[0]
     if name == "e2m1" and packed:
-        return _nibble_pairs().take(raw).view(np.float64).reshape(rows, -1)
+        return _nibble_pairs().take(raw).view(np.float32).reshape(rows, -1)
     if name in {"f16", "bf16"}:
         return formats.decode(raw.view(np.uint16), name)
     if name == "tf32":
@@ -72,7 +72,7 @@ _SIZE = {"f16": 2, "bf16": 2, "tf32": 4}
 def operand(
     cta: Cta, d: SharedDescriptor, rows: int, depth: int, name: str, *, packed: bool, mn: bool, site: Site, ticket: Any
 ) -> Any:
-    """An operand tile from shared memory: f64 [rows, depth]."""
+    """An operand tile from shared memory, [rows, depth]; see :func:`decode_bytes`."""
     size = _SIZE.get(name, 1)
     if mn:
         index = mn_major_index(d, rows, depth, size, True)
@@ -89,8 +89,8 @@ def operand(
     return decode_bytes(raw, name, packed)
 
 
-def scales(cta: Cta, column: int, rows: int, first: int, count: int, name: str, ticket: Any) -> Any:
-    """Scale factors f64 [rows, count] from tensor memory: row r in lane r % 32, column + r // 32, bytes from
+def scales(cta: Cta, column: int, rows: int, first: int, count: int, ticket: Any) -> Any:
+    """Codes of scale factors u8 [rows, count] from tensor memory: row r in lane r % 32, column + r // 32, bytes from
     ``first``.
     """
     groups = (rows + 31) // 32
@@ -98,8 +98,7 @@ def scales(cta: Cta, column: int, rows: int, first: int, count: int, name: str, 
     words = cta.tmem.data[:32, column : column + groups]
     if ticket is not None:
         ticket.tmem_read(cta, 32, column, groups)
-    raw = np.ascontiguousarray(words.T).view(np.uint8).reshape(groups * 32, 4)[:rows, first : first + count]
-    return formats.table(name).take(raw)
+    return np.ascontiguousarray(words.T).view(np.uint8).reshape(groups * 32, 4)[:rows, first : first + count]
 
 
 # -- block-scaled kinds ------------------------------------------------------------------------------------------
@@ -218,19 +217,33 @@ class _Scaled:
             a = operand(cta, self.a, rows, k.depth, s.a, packed=k.packed, mn=s.a_mn, site=site, ticket=ticket)
             if s.negate_a:
                 a = -a
-            sfa = scales(cta, self.sfa_column, rows, s.sfa, count, s.scale, ticket)
-            sfb = scales(cta, self.sfb_column, s.n, s.sfb, count, s.scale, ticket)
+            sfa = scales(cta, self.sfa_column, rows, s.sfa, count, ticket)
+            sfb = scales(cta, self.sfb_column, s.n, s.sfb, count, ticket)
             c = accumulator(cta, self.d_column, rows, s.n, self.accumulate, ticket)
-            if cta.machine.options.numerics is Numerics.MMA_SIM:
-                fraction = 35 if k.packed else 25
-                d = numerics.accumulate_mma_sim(a, b, sfa, sfb, c, block=k.block, fraction_bits=fraction)
-            else:
-                d = numerics.accumulate_exact(_scaled(a, sfa, k.block), _scaled(b, sfb, k.block), c)
-            put(cta, self.d_column, numerics.finish(d, "f32"), ticket)
+            put(cta, self.d_column, numerics.finish(self._products(a, b, sfa, sfb, c, cta), "f32"), ticket)
+
+    def _products(self, a: Any, b: Any, sfa: Any, sfb: Any, c: Any, cta: Cta) -> Any:
+        """Scaled products and the accumulator, f32 [m, n]."""
+        k, name = self.kind, self.shape.scale
+        if cta.machine.options.numerics is Numerics.MMA_SIM:
+            values = formats.table(name)
+            a, b = a.astype(np.float64), b.astype(np.float64)
+            fraction = 35 if k.packed else 25
+            return numerics.accumulate_mma_sim(a, b, values[sfa], values[sfb], c, block=k.block, fraction_bits=fraction)
+        if k.packed:
+            # Operands are multiples of half a unit of the scales, at most 12 of them.
+            largest = 12**2 * k.depth * formats.spread(sfa, name) * formats.spread(sfb, name)
+            if largest <= 1 << 24:
+                values = formats.table32(name)
+                return numerics.accumulate_single(_scaled(a, values.take(sfa)), _scaled(b, values.take(sfb)), c)
+        values = formats.table(name)
+        return numerics.accumulate_exact(_scaled(a, values.take(sfa)), _scaled(b, values.take(sfb)), c)
 
 
-def _scaled(values: Any, factors: Any, block: int) -> Any:
-    return values * factors.repeat(block, axis=1)
+def _scaled(values: Any, factors: Any) -> Any:
+    """Each block of a row times its factor."""
+    rows, blocks = factors.shape
+    return (values.reshape(rows, blocks, -1) * factors[:, :, None]).reshape(rows, -1)
 
 
 def accumulator(cta: Cta, column: int, rows: int, n: int, accumulate: bool, ticket: Any) -> Any:
