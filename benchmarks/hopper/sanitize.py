@@ -1,45 +1,90 @@
-"""Runs every built sm_90a pipeline of some packages once, for compute-sanitizer to look at.
+"""Runs the GPU tests of single kernels under compute-sanitizer, side by side, and prints what each run ended with.
 
-    compute-sanitizer --tool memcheck python -m benchmarks.hopper.sanitize PACKAGE ... [--tokens 1,20,200]
+    PYTHONPATH=.:tests python -m hopper.prebuild KERNELS
+    python -m benchmarks.hopper.sanitize KERNELS --out FOLDER [--jobs 16] [--tools memcheck,racecheck,synccheck]
 
-The specs of ``sanitize_specs`` hold every kernel family. Inputs go to experts by a Zipf profile, so that one call has
-empty experts, small ones and one that takes several tiles.
+The parts hold every kernel family. Gemms run on the geometries that fill token tiles of every width (301 tokens, three
+experts) or whose rings of stages wrap (K of 2064 and 1616); results are compared with the reference as in any test run.
+The exit status is 1 when a tool found something or a test failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
-import torch
+TOOLS = ("memcheck", "racecheck", "synccheck")
+GEMMS = "test_gpu_gemms.py"
+#: Name -> test file, selection. Test ids hold the variant's name: hNNN is the hidden size, `decoded` means products.
+PARTS = {
+    "gemm1, bf16, wide tiles": (GEMMS, "gemm1 and h720 and not fp16 and not decoded"),
+    "gemm1, bf16, long rings": (GEMMS, "gemm1 and h2064 and not fp16 and not decoded"),
+    "gemm2, bf16": (GEMMS, "gemm2 and (h720 or h2064) and not fp16 and not decoded"),
+    "gemm1, fp16": (GEMMS, "gemm1 and (h720 or h2064) and fp16 and not decoded"),
+    "gemm2, fp16": (GEMMS, "gemm2 and (h720 or h2064) and fp16 and not decoded"),
+    "gemm1, products": (GEMMS, "gemm1 and (h720 or h2064) and decoded"),
+    "gemm2, products": (GEMMS, "gemm2 and (h720 or h2064) and decoded"),
+    "ops around the gemms": ("test_gpu_streams.py", ""),
+    "the same, fp16 and products": ("test_gpu_formats.py", "not pipeline"),
+    "the whole layer in one kernel": ("test_gpu_block.py", ""),
+    "field cases": ("test_gpu_field_cases.py", ""),
+}
+CLEAN = re.compile(r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards displayed \(0 errors, 0 warnings\))$")
 
-from moegen.core.enums import Target
-from moegen.tune.inputs import make_tokens, make_weights, package_shape
-from moegen.tune.rig import make_rig, open_book
-from moegen.tune.routing import parse_routing
 
-POISON = 0x7F
+@dataclass(frozen=True)
+class Run:
+    """One part under one tool: the tool's summary line, pytest's last line, and whether both are as they must be."""
+
+    tool: str
+    part: str
+    summary: str
+    tests: str
+    clean: bool
+
+
+def run(tool: str, part: str, kernels: Path, out: Path) -> Run:
+    """Runs a part; its whole output goes to a file of ``out``."""
+    file, selection = PARTS[part]
+    log = out / f"{tool}_{re.sub('[^a-z0-9]+', '_', part)}.txt"
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", "pytest"]
+    command += ["-m", "gpu", "--kernels", str(kernels), f"tests/hopper/{file}"]
+    command += ["-k", selection] if selection else []
+    with log.open("w") as stream:
+        status = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
+    lines = log.read_text(errors="replace").splitlines()
+    summary = next((line for line in reversed(lines) if "SUMMARY:" in line), "no summary").strip("= ")
+    tests = next((line for line in reversed(lines) if re.search(r"\d+ passed", line)), "no tests passed").strip("= ")
+    clean = status == 0 and bool(CLEAN.search(summary)) and "failed" not in tests and "error" not in tests
+    return Run(tool=tool, part=part, summary=summary, tests=tests, clean=clean)
+
+
+def run_all(tools: list[str], kernels: Path, out: Path, jobs: int) -> Iterator[Run]:
+    """Every part under every tool, in a fixed order."""
+    out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(lambda pair: run(pair[0], pair[1], kernels, out), product(tools, PARTS))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("packages", type=Path, nargs="+")
-    parser.add_argument("--tokens", default="1,20,200")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernels", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=16)
+    parser.add_argument("--tools", default=",".join(TOOLS))
     options = parser.parse_args()
-    kernels: set[str] = set()
-    for package in options.packages:
-        book = open_book(package, Target.SM_90A)
-        shape = package_shape(book)
-        rig = make_rig(book, make_weights(shape, seed=1))
-        for tokens in map(int, options.tokens.split(",")):
-            inputs = make_tokens(shape, tokens, parse_routing("zipf=1"), seed=1).to("cuda")
-            for pipeline in rig.pipelines.values():
-                if pipeline.serves(tokens):
-                    rig.run(pipeline.name, inputs, poison=POISON)
-                    kernels |= {step.variant for step in pipeline.steps}
-        torch.cuda.synchronize()
-    for variant in sorted(kernels):
-        print(variant)
+    clean = True
+    for found in run_all(options.tools.split(","), options.kernels, options.out, options.jobs):
+        print(f"| {found.part} | {found.tool} | {found.summary} | {found.tests} |", flush=True)
+        clean &= found.clean
+    sys.exit(0 if clean else 1)
 
 
 if __name__ == "__main__":

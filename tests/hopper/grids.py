@@ -10,7 +10,7 @@ from moegen.core.devices import H200
 from moegen.core.enums import ActivationMath, OpKind
 from moegen.core.errors import MoegenError
 
-LADDERS = ("n8", "n16_64", "n24_96", "n8_128", "n48_160", "n256")
+LADDERS = ("n8", "n16_64", "n24_96", "n8_128", "n88_152", "n48_160", "n256")
 OWN = {
     "geometry": tuple(GEOMETRIES),
     "ladder": LADDERS,

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.gpu
 ROUTINGS = ("mixed", "hot", "none")
 PLACES, COMBINED = (RouterWeight.COMBINE, RouterWeight.INPUT), (RouterWeight.COMBINE, RouterWeight.PRE_QUANT)
 HIDDEN, ARRANGED, INTERMEDIATE = (80, 528), (80, 1104), (144, 208)
+CLUSTERS = (1, 8)  # blocks that route together
 ROUTES = ((5, 3, 19), (60, 4, 19), (1, 1, 19), (256, 8, 700), (384, 6, 5000))
 
 
@@ -85,15 +86,16 @@ ATOMIC = HopperCase(combine=CombineMode.ATOMIC)
 
 def variants() -> list[Variant]:
     """Every kernel that these tests launch."""
-    ops = [route_op(experts, top_k, int64)[1] for experts, top_k, _ in ROUTES for int64 in (True, False)]
-    ops += [case.ops()[OpKind.QUANTIZE] for case in quantizing_cases()]
+    routes = [route_op(experts, top_k, int64)[1] for experts, top_k, _ in ROUTES for int64 in (True, False)]
+    ops = [case.ops()[OpKind.QUANTIZE] for case in quantizing_cases()]
     ops += [op for case in row_cases() for op in row_ops(case)]
     ops += [gathering_case(*values).ops()[OpKind.GATHER] for values in product(HIDDEN, PLACES)]
     ops += [arranging_case(hidden, 1).ops()[OpKind.ARRANGE] for hidden in ARRANGED]
     ops += [interleaved_case(intermediate).ops()[OpKind.DEINTERLEAVE] for intermediate in INTERMEDIATE]
     ops += [combining_case(place).ops()[OpKind.COMBINE] for place in COMBINED]
     ops += [route_op(3, 1, True)[1], ATOMIC.ops()[OpKind.COMBINE]]
-    return [stream_variant(op) for op in dict.fromkeys(ops)]
+    routing = [stream_variant(op, blocks) for op in routes for blocks in CLUSTERS]
+    return [*routing, *(stream_variant(op) for op in dict.fromkeys(ops))]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,22 +103,25 @@ def compiled(hopper_workshop: Workshop) -> None:
     hopper_workshop.prepare(variants())
 
 
-def check(workshop: Workshop, op: OpSpec, case: HopperCase, given: dict[str, Tensor]) -> None:
-    variant = stream_variant(op)
+def check(workshop: Workshop, op: OpSpec, case: HopperCase, given: dict[str, Tensor], route_blocks: int = 1) -> None:
+    variant = stream_variant(op, route_blocks)
     for byte in POISONS:
         check_op(workshop.kernel(variant), variant, case, given, byte=byte)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("blocks", CLUSTERS)
 @pytest.mark.parametrize("int64", [True, False])
 @pytest.mark.parametrize(("experts", "top_k", "tokens"), ROUTES)
-def test_route(hopper_workshop: Workshop, experts: int, top_k: int, tokens: int, int64: bool, routing: str) -> None:
+def test_route(
+    hopper_workshop: Workshop, experts: int, top_k: int, tokens: int, int64: bool, blocks: int, routing: str
+) -> None:
     case, op = route_op(experts, top_k, int64)
     case = replace(case, routing=routing, tokens=tokens, hidden=16, intermediate=32)
     given = buffers(case)
     if not int64:
         given["topk_ids"] = given["topk_ids"].clamp(max=2**31 - 1).to(torch.int32)
-    check(hopper_workshop, op, case, given)
+    check(hopper_workshop, op, case, given, blocks)
 
 
 def test_route_takes_the_most_negative_and_the_largest_id(hopper_workshop: Workshop) -> None:
