@@ -6,7 +6,7 @@ A table is made from trials under one policy, for one package, one kind of machi
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,7 @@ def find_tables(
 
 
 def _facts(environment: Environment) -> dict[str, str]:
-    return {name: str(value) for name, value in vars(environment).items()}
+    return {item.name: str(getattr(environment, item.name)) for item in fields(environment)}
 
 
 def _check(table: Table, where: str) -> None:

@@ -9,6 +9,7 @@ ever updated, and a mistake is taken back by another record (:class:`Retraction`
 import math
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
+from functools import cached_property
 from typing import Any, ClassVar
 
 from moegen.core.canonical import Json, digest
@@ -46,9 +47,9 @@ class Record:
 
     kind: ClassVar[str]
 
-    @property
+    @cached_property
     def id(self) -> str:
-        """SHA-256 (hex) of the canonical content."""
+        """SHA-256 (hex) of the canonical content; every trial asks for the ids of what it refers to."""
         return digest(self, f"moegen.{self.kind}")
 
     def __post_init__(self) -> None:

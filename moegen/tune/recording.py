@@ -7,7 +7,7 @@ from functools import cached_property
 from moegen.core.enums import Target
 from moegen.core.package import Package, Pipeline
 from moegen.runtime.workspace import main_op
-from moegen.store.trials import Environment, Problem, Record, Session, Subject, Trial, TrialStatus
+from moegen.store.trials import Environment, Policy, Problem, Record, Session, Subject, Trial, TrialStatus
 from moegen.store.trials import Routing as RoutingRecord
 from moegen.tune.explore import PointFindings
 from moegen.tune.freeze import numerics_text
@@ -42,6 +42,11 @@ class Recorder:
     def offer(self) -> str:
         """What every problem record refers to: the digest of a whole manifest, which is too dear to take per record."""
         return self.package.offer_digest(self.target)
+
+    @cached_property
+    def policies(self) -> Mapping[Stage, Policy]:
+        """The measurement policy as trials of each stage refer to it."""
+        return {stage: self.policy.record(stage) for stage in Stage}
 
     def point(
         self,
@@ -180,7 +185,7 @@ class _Place:
         clock_mhz: float | None = None,
         clock_ratio: float | None = None,
     ) -> None:
-        recorder, policy = self.recorder, self.recorder.policy.record(stage)
+        recorder, policy = self.recorder, self.recorder.policies[stage]
         known = recorder.artifacts
         trial = Trial(
             problem=problem.id,

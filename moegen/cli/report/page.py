@@ -1,6 +1,7 @@
 """The report's page: one HTML file with its style and plots inside, and no script or outside link."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from html import escape
 
 from moegen import __version__
@@ -127,7 +128,7 @@ def _decisions(data: ReportData) -> list[str]:
 
 
 def _provenance(data: ReportData) -> list[str]:
-    environment = [(key, str(value)) for key, value in vars(data.environment).items() if value not in ("", None)]
+    environment = [(key, str(value)) for key, value in asdict(data.environment).items() if value not in ("", None)]
     policy = [(key, str(value)) for key, value in data.policy.items()]
     return [
         "<h2>Environment and policy</h2>",
