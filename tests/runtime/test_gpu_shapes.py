@@ -1,7 +1,7 @@
 """Field cases of shapes and routing on a GPU: every pipeline that planning makes, bit for bit and on stale memory.
 
-What is not here: quantisers and gathers (FR-01, 03, 04, 05) and single gemms (FR-17 to 19, 44, 45) are compared byte by
-byte in ``tests/hopper``; sizes beyond 32 bits in ``test_gpu_sizes.py``; graphs, streams and threads in ``test_gpu.py``.
+Those of single kernels are in ``tests/hopper/test_gpu_field_cases.py``, sizes beyond 32 bits in ``test_gpu_sizes.py``,
+graphs, streams and threads in ``test_gpu.py``.
 """
 
 from pathlib import Path
@@ -39,8 +39,8 @@ def loaded(made: TestPackage, **options: object) -> LoadedPackage:
 
 @pytest.mark.parametrize("formats", [{}, W4A16], ids=["w4a4", "w4a16"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_pipeline_passes_verification(tmp_path: Path, name: str, formats: dict[str, Any]) -> None:
-    """FR-16 too: one token and 33 fill no scale tile, and three poisons must not show."""
+def test_fr_16_every_pipeline_passes_verification(tmp_path: Path, name: str, formats: dict[str, Any]) -> None:
+    """One token and 33 fill no scale tile, and three poisons must not show."""
     modes = ["interleaved", "compact"] if formats else ["interleaved", "compact", "fused_fp4"]
     made = gpu_package(tmp_path, geometry=SHAPES[name], epilogues=modes, tune=FEW, **formats)
     checks = list(verify_pipelines(loaded(made).book))
