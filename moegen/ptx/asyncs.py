@@ -92,13 +92,14 @@ class AsyncEngine:
         Args:
             voluntary: nothing waits for it yet, so a late policy may refuse.
         """
-        keys = list(self.queues)
-        if len(keys) > 1:
-            self.rng.shuffle(keys)
-            if not voluntary and self.policy is Policy.TENSOR_LATE:
-                keys.sort(key=lambda key: self.queues[key][0].tensor)
-        for key in keys:
-            late = self.policy is Policy.TENSOR_LATE and self.queues[key][0].tensor
-            if not (voluntary and late) and self._run_head(key):
+        keys, last = list(self.queues), []
+        late = self.policy is Policy.TENSOR_LATE
+        while keys:
+            at = int(self.rng.random() * len(keys))
+            key, keys[at] = keys[at], keys[-1]
+            keys.pop()
+            if late and self.queues[key][0].tensor:
+                last.append(key)
+            elif self._run_head(key):
                 return True
-        return False
+        return not voluntary and any(self._run_head(key) for key in last)

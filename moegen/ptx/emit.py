@@ -15,6 +15,7 @@ from numpy.typing import DTypeLike
 
 from moegen.ptx.dtypes import TYPES, PtxType
 from moegen.ptx.errors import OperandError
+from moegen.ptx.place import Place
 from moegen.ptx.program import (
     Address,
     Entry,
@@ -103,44 +104,6 @@ class Slots:
             self.known[key] = self.base + len(self.keys)
             self.keys.append(key)
         return self.known[key]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """An address operand: register or constant slot plus a byte offset.
-
-    Attributes:
-        slot: slot that holds the base (u32 or u64 lanes), or None for a static address.
-        offset: bytes to add; the whole address if ``slot`` is None.
-        wide: the base is 64 bits wide.
-        param: the offset counts from the start of the parameter block.
-    """
-
-    slot: int | None
-    offset: int
-    wide: bool
-    param: bool = False
-
-    def lanes(self, w: "Warp") -> Any:
-        """Address of every lane, wrapped to the width of the base."""
-        if self.slot is None:
-            return np.full(32, self.offset, np.int64).astype(np.uint64)
-        base = w.R[self.slot]
-        if not self.offset:
-            return base
-        return base + self.delta(base.dtype)
-
-    def delta(self, dtype: DTypeLike) -> Any:
-        """The offset in the base's type (two's complement)."""
-        bits = np.dtype(dtype).itemsize * 8
-        return np.dtype(dtype).type(self.offset & ((1 << bits) - 1))
-
-    def lane(self, w: "Warp", lane: int) -> int:
-        """Address in one lane."""
-        if self.slot is None:
-            return self.offset
-        bits = 64 if self.wide else 32
-        return (int(w.R[self.slot][lane]) + self.offset) & ((1 << bits) - 1)
 
 
 class Order(NamedTuple):

@@ -207,7 +207,7 @@ def spread(codes: Any, name: str) -> int:
     """
     low, high = int(codes.min()), int(codes.max())
     if name == "ue8m0":
-        return 1 << (high - low) if 100 <= low and high <= 154 else _WIDE
+        return 1 << (high - low) if low >= 100 and high <= 154 else _WIDE
     if high >= 0x7F:
         return _WIDE
     fraction = (high & 7) + (8 if high >> 3 else 0)

@@ -7,9 +7,10 @@ import numpy as np
 from moegen.ptx.dtypes import ALL, LANES, Mask
 from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.kernel import BLOCK
+from moegen.ptx.masks import first_lane
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, NamedBarrier, first_lane
+from moegen.ptx.state import Cta, NamedBarrier
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp

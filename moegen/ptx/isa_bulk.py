@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from moegen.ptx import groups
 from moegen.ptx.asyncs import Operation
 from moegen.ptx.dtypes import TYPES, Mask
@@ -11,6 +9,7 @@ from moegen.ptx.emit import Emit, Lowered, Pure
 from moegen.ptx.isa_atomic import combine
 from moegen.ptx.isa_copy import Site, deliver, poison, read_global, wait_groups
 from moegen.ptx.isa_memory import raise_fault
+from moegen.ptx.masks import active_lanes
 from moegen.ptx.memory import LOW_MASK, MemoryFault
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
@@ -42,7 +41,7 @@ def _bulk_load(e: Emit) -> Lowered:
         e.src("b64")
 
     def run(w: "Warp", m: Mask) -> None:
-        for lane in np.flatnonzero(m).tolist():
+        for lane in active_lanes(m):
             _one_bulk_load(
                 w,
                 dst.lane(w, lane) & LOW_MASK,
@@ -101,7 +100,7 @@ def _bulk_to_cluster(e: Emit) -> Lowered:
     dst, src, size, bar = e.place(), e.place(), e.src("u32"), e.place()
 
     def run(w: "Warp", m: Mask) -> None:
-        for lane in np.flatnonzero(m).tolist():
+        for lane in active_lanes(m):
             places = [p.lane(w, lane) & LOW_MASK for p in (dst, src, bar)]
             _one_bulk_to_cluster(w, places, int(w.R[size][lane]))
 
@@ -179,7 +178,7 @@ def _bulk_store(e: Emit) -> Lowered:
 
     def run(w: "Warp", m: Mask) -> None:
         machine = w.cta.machine
-        for lane in np.flatnonzero(m).tolist():
+        for lane in active_lanes(m):
             site = Site(w)
             amount, target = int(w.R[size][lane]), dst.lane(w, lane)
             source = src.lane(w, lane) & LOW_MASK

@@ -7,10 +7,10 @@ import numpy as np
 from moegen.ptx.dtypes import ALL, Mask
 from moegen.ptx.emit import Branch, Effect, Emit, Exit, Lowered, Pure
 from moegen.ptx.kernel import BLOCK, SWITCH
+from moegen.ptx.masks import first_lane
 from moegen.ptx.memory import SHARED_WINDOW
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import first_lane
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp

@@ -11,11 +11,12 @@ from moegen.ptx.emit import Effect, Emit, Lowered
 from moegen.ptx.isa_mbarrier import lanes_by_address
 from moegen.ptx.isa_memory import raise_fault, shared_groups
 from moegen.ptx.kernel import BLOCK
+from moegen.ptx.masks import lane_count
 from moegen.ptx.mbarrier import Mbarrier
 from moegen.ptx.memory import GlobalMemory, MemoryFault
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, lane_count
+from moegen.ptx.state import Cta
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp

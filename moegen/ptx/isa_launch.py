@@ -13,11 +13,11 @@ from moegen.ptx.dtypes import Mask
 from moegen.ptx.emit import Emit, Lowered, Pure
 from moegen.ptx.isa_copy import Site, deliver, poison
 from moegen.ptx.isa_memory import raise_fault
+from moegen.ptx.masks import lane_count
 from moegen.ptx.memory import LOW_MASK, MemoryFault
 from moegen.ptx.program import Sink
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import lane_count
 
 if TYPE_CHECKING:
     from moegen.ptx.state import Grid

@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moegen.ptx.dtypes import ALL, LANES, Mask
-from moegen.ptx.emit import Emit, Lowered, Place
+from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.isa_memory import raise_fault
 from moegen.ptx.kernel import BLOCK, YIELD
+from moegen.ptx.masks import active_lanes, common_value, first_lane, lane_count
 from moegen.ptx.mbarrier import MAX_COUNT, Mbarrier
 from moegen.ptx.memory import LOW_MASK, RANK_SHIFT, MemoryFault, low_part
+from moegen.ptx.place import Place
 from moegen.ptx.program import Address
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane, lane_count
+from moegen.ptx.state import Cta
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -24,15 +26,10 @@ _ANY_SPACE = "{,.shared,.shared::cta,.shared::cluster}"
 
 def lanes_by_address(w: "Warp", place: Place, m: Mask) -> list[tuple[int, Mask]]:
     """Distinct addresses (window removed) of the active lanes, each with its lanes."""
-    if lane_count(m) == 1:
-        return [(place.lane(w, first_lane(m)) & LOW_MASK, m)]
+    common = place.common(w, m)
+    if common is not None:
+        return [(common & LOW_MASK, m)]
     addresses = low_part(place.lanes(w).astype(np.uint64))
-    first = int(addresses[first_lane(m)])
-    if m is ALL and addresses.tobytes() == addresses[:1].tobytes() * LANES:
-        return [(first, m)]
-    same = addresses == np.uint64(first)
-    if (same | ~m).all():
-        return [(first, m)]
     return [(int(a), m & (addresses == a)) for a in np.unique(addresses[m])]
 
 
@@ -51,8 +48,11 @@ def locate(w: "Warp", address: int, space: str = "shared::cluster") -> tuple[Cta
 
 def barrier_at(w: "Warp", address: int, space: str = "shared::cluster") -> tuple[Cta, Mbarrier]:
     """The initialised barrier at a shared address; reports one that was never initialised."""
-    cta, offset = locate(w, address, space)
-    barrier = cta.mbarriers.get(offset)
+    cta, offset = w.cta, address & ((1 << RANK_SHIFT) - 1)
+    barrier = cta.mbarriers.get(offset) if address >> RANK_SHIFT == cta.rank else None
+    if barrier is None:
+        cta, offset = locate(w, address, space)
+        barrier = cta.mbarriers.get(offset)
     if barrier is None:
         w.cta.machine.fault(w, Check.MBARRIER, "use of an mbarrier that is not initialised", address=address)
     assert barrier is not None
@@ -178,37 +178,34 @@ def _wait(e: Emit) -> Lowered:
     if may_block and e.remaining:
         e.src("u32")
 
-    def passed(w: "Warp", barrier: Mbarrier, lane: int) -> bool:
-        value = int(w.R[token][lane])
+    def passed(barrier: Mbarrier, value: int) -> bool:
         return barrier.passed(value) if parity else barrier.phase != value
+
+    def by_lane(w: "Warp", m: Mask) -> int:
+        result = np.zeros(LANES, np.bool_)
+        for lane in active_lanes(m):
+            _, barrier = barrier_at(w, place.lane(w, lane) & LOW_MASK, "shared::cta")
+            result[lane] = passed(barrier, w.R[token].item(lane))
+            if result[lane] and w.cta.machine.races is not None:
+                w.cta.machine.races.mbarrier_wait(w, barrier)
+        w.set(dst, result, m)
+        return YIELD
 
     def run(w: "Warp", m: Mask) -> int | None:
         machine = w.cta.machine
-        groups = lanes_by_address(w, place, m)
-        address = groups[0][0]
-        _, barrier = barrier_at(w, address, "shared::cta")
-        tokens = w.R[token]
-        uniform = len(groups) == 1 and (lane_count(m) == 1 or bool(((tokens == tokens[first_lane(m)]) | ~m).all()))
-        if not uniform:
-            result = np.zeros(LANES, np.bool_)
-            for lane in np.flatnonzero(m).tolist():
-                _, barrier = barrier_at(w, int(low_part(place.lanes(w).astype(np.uint64))[lane]), "shared::cta")
-                result[lane] = passed(w, barrier, lane)
-                if result[lane] and machine.races is not None:
-                    machine.races.mbarrier_wait(w, barrier)
-            w.set(dst, result, m)
-            return YIELD
-        lane = first_lane(m)
-        done = passed(w, barrier, lane)
+        address, value = place.common(w, m), common_value(w.R[token], m)
+        if address is None or value is None:
+            return by_lane(w, m)
+        _, barrier = barrier_at(w, address & LOW_MASK, "shared::cta")
+        done = passed(barrier, value)
         refuse = machine.rng.random() < machine.options.timeout_probability
         if done and not (refuse and may_block):
             if machine.races is not None:
                 machine.races.mbarrier_wait(w, barrier)
             w.scratch.pop("may_expire", None)
-            w.set(dst, np.ones(LANES, np.bool_), m)
+            w.set(dst, ALL, m)
             return None
         if may_block and not refuse and not w.scratch.pop("expired", False):
-            value = int(tokens[lane])
             w.wait = (lambda: (barrier.phase & 1) != (value & 1)) if parity else (lambda: barrier.phase != value)
             w.scratch["may_expire"] = True
             return BLOCK

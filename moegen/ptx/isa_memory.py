@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moegen.ptx.dtypes import LANES, Mask, PtxType
-from moegen.ptx.emit import Emit, Lowered, Order, Place, Pure
+from moegen.ptx.emit import Emit, Lowered, Order, Pure
+from moegen.ptx.masks import first_lane, lane_count
 from moegen.ptx.memory import (
     RANK_SHIFT,
     SHARED_WINDOW,
@@ -20,9 +21,10 @@ from moegen.ptx.memory import (
     scatter_global,
     window,
 )
+from moegen.ptx.place import Place
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane, lane_count
+from moegen.ptx.state import Cta
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -277,12 +279,13 @@ def _ld(e: Emit) -> Lowered:
     bits = [_width(e, dst, kind) for dst in dests]
 
     def run(w: "Warp", m: Mask) -> None:
+        addresses = place.lanes(w)
         try:
-            got = load(w, space, place.lanes(w), width, m)
+            got = load(w, space, addresses, width, m)
         except MemoryFault as fault:
             raise_fault(w, fault)
             return
-        note_global(w, space, place.lanes(w), width, m, order, write=False)
+        note_global(w, space, addresses, width, m, order, write=False)
         w.cta.machine.count_bytes(name, width * lane_count(m))
         if count == 1:
             w.set(dests[0], widen(got, kind, bits[0]) if bits[0] != kind.bits else got, m)
@@ -327,12 +330,13 @@ def _st(e: Emit) -> Lowered:
             for k, slot in enumerate(sources):
                 rows[:, k] = R[slot]
             values = rows.view(element(width)).reshape(LANES)
+        addresses = place.lanes(w)
         try:
-            store(w, space, place.lanes(w), width, m, values)
+            store(w, space, addresses, width, m, values)
         except MemoryFault as fault:
             raise_fault(w, fault)
             return
-        note_global(w, space, place.lanes(w), width, m, order, write=True)
+        note_global(w, space, addresses, width, m, order, write=True)
         w.cta.machine.count_bytes(name, width * lane_count(m))
 
     return e.effect(run)

@@ -11,10 +11,11 @@ from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.isa_copy import Site, check_running
 from moegen.ptx.isa_memory import raise_fault, store_shared
 from moegen.ptx.kernel import BLOCK
+from moegen.ptx.masks import active_lanes, first_lane
 from moegen.ptx.memory import LOW_MASK, MemoryFault, low_part
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane
+from moegen.ptx.state import Cta
 from moegen.ptx.tmem import TMEM_LANES
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ def _commit(e: Emit) -> Lowered:
 
     def run(w: "Warp", m: Mask) -> None:
         machine, site = w.cta.machine, Site(w)
-        for lane in np.flatnonzero(m).tolist():
+        for lane in active_lanes(m):
             address = place.lane(w, lane) & LOW_MASK
             try:
                 cta, offset = w.cta.resolve(address)

@@ -8,15 +8,17 @@ import numpy as np
 from moegen.ptx import tensormap
 from moegen.ptx.asyncs import Operation
 from moegen.ptx.dtypes import TYPES, Mask
-from moegen.ptx.emit import Emit, Lowered, Place, Pure
+from moegen.ptx.emit import Emit, Lowered, Pure
 from moegen.ptx.isa_atomic import combine
 from moegen.ptx.isa_bulk import bulk_load_targets, submit_store
 from moegen.ptx.isa_copy import Site, deliver, poison
 from moegen.ptx.isa_memory import raise_fault
+from moegen.ptx.masks import active_lanes, common_value, first_lane, lane_count
 from moegen.ptx.memory import LOW_MASK, Block, MemoryFault, element
+from moegen.ptx.place import Place
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane, lane_count
+from moegen.ptx.state import Cta
 from moegen.ptx.swizzle import swizzle
 from moegen.ptx.tensormap import Rows, TensorMap, TensorMapError
 
@@ -161,18 +163,24 @@ def _tensor_load(e: Emit) -> Lowered:
     pair = e.has("cta_group::2")
 
     def run(w: "Warp", m: Mask) -> None:
-        for lane in np.flatnonzero(m).tolist():
+        R = w.R
+        for lane in active_lanes(m):
             _issue_load(
                 w,
                 read_map(w, place, lane),
-                tuple(int(w.R[c].view(np.int32)[lane]) for c in coords),
+                tuple(signed(R[c].item(lane)) for c in coords),
                 dst.lane(w, lane) & LOW_MASK,
                 bar.lane(w, lane) & LOW_MASK,
-                None if mask_slot is None else int(w.R[mask_slot][lane]),
+                None if mask_slot is None else R[mask_slot].item(lane),
                 pair,
             )
 
     return e.effect(run)
+
+
+def signed(word: int) -> int:
+    """A 32-bit word as a signed number."""
+    return (word ^ 1 << 31) - (1 << 31)
 
 
 def _check_rank(w: "Warp", m: TensorMap, coords: tuple[int, ...]) -> None:
@@ -265,13 +273,12 @@ def _tensor_store(e: Emit) -> Lowered:
 
     def run(w: "Warp", m: Mask) -> None:
         issued = set()
-        sources = [place.lanes(w), src.lanes(w), *(w.R[c] for c in coords)]
         first = first_lane(m)
-        alike = all(bool(((source == source[first]) | ~m).all()) for source in sources)
+        alike = None not in (place.common(w, m), src.common(w, m), *(common_value(w.R[c], m) for c in coords))
         if alike and reduce and lane_count(m) > 1:
             w.cta.machine.fault(w, Check.CONVERGENCE, "a tensor reduction issued by several lanes", first)
-        for lane in [first] if alike else np.flatnonzero(m).tolist():
-            at = tuple(int(w.R[c].view(np.int32)[lane]) for c in coords)
+        for lane in [first] if alike else active_lanes(m):
+            at = tuple(signed(w.R[c].item(lane)) for c in coords)
             key = (place.lane(w, lane), at, src.lane(w, lane))
             if key in issued:
                 # Identical stores of one warp are one store: generated code runs them without electing a lane.
@@ -345,7 +352,7 @@ def _replace(e: Emit) -> Lowered:
     space = e.mods[4] if len(e.mods) == 7 else "generic"
 
     def run(w: "Warp", m: Mask) -> None:
-        for lane in np.flatnonzero(m).tolist():
+        for lane in active_lanes(m):
             address = place.lane(w, lane)
             try:
                 raw = _map_bytes(w, space, address)

@@ -8,15 +8,16 @@ from moegen.ptx.dtypes import ALL, LANE_IDS, LANES, Mask
 from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.isa_packed import nan_min_max
 from moegen.ptx.kernel import BLOCK
+from moegen.ptx.masks import first_lane
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import first_lane
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
 
 _WEIGHTS = np.uint32(1) << np.arange(LANES, dtype=np.uint32)
 _FULL = 0xFFFFFFFF
+_FULL_BYTES = b"\xff" * (4 * LANES)
 
 
 def bits_of(mask: Mask) -> int:
@@ -31,6 +32,8 @@ def mask_of(bits: int) -> Mask:
 
 def gathered(w: "Warp", m: Mask, members: Any) -> int | None:
     """Waits until all live lanes that the member mask names have arrived; BLOCK until then."""
+    if m is ALL and members.tobytes() == _FULL_BYTES:
+        return None
     bits = int(members[first_lane(m)])
     active = _FULL if m is ALL else bits_of(m)
     if active & ~bits:

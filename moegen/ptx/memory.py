@@ -31,6 +31,8 @@ _ELEMENT = {
     16: np.dtype("c16"),
     32: np.dtype("V32"),
 }
+_LOW_32 = {width: np.uint32(width - 1) for width in _ELEMENT}
+_LOW_64 = {width: np.uint64(width - 1) for width in _ELEMENT}
 _SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4, 32: 5}
 
 
@@ -158,10 +160,10 @@ def check_aligned(addresses: Any, width: int, mask: Mask) -> None:
     """Raises MemoryFault if an active lane's address is not a multiple of ``width``."""
     if width == 1:
         return
-    wrong = (addresses & addresses.dtype.type(width - 1)) != 0
-    if wrong.tobytes() == bytes(LANES):
+    low = addresses & (_LOW_32 if addresses.itemsize == 4 else _LOW_64)[width]
+    if not any(low.tobytes()):
         return
-    wrong = wrong & mask
+    wrong = (low != 0) & mask
     if wrong.any():
         lane = int(wrong.argmax())
         address = int(addresses[lane])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moegen.ptx.asyncs import AsyncEngine
-from moegen.ptx.dtypes import ALL, LANE_IDS, LANES, Mask
+from moegen.ptx.dtypes import LANE_IDS, LANES
 from moegen.ptx.errors import ExecutionError, ParameterError
 from moegen.ptx.memory import PARAM_WINDOW, RANK_SHIFT, SHARED_RESERVED, Block, GlobalMemory, MemoryFault
 from moegen.ptx.options import Options
@@ -374,13 +374,3 @@ class Machine:
             lane=lane,
             address=address,
         )
-
-
-def first_lane(mask: Mask) -> int:
-    """Lowest active lane."""
-    return 0 if mask is ALL else int(mask.argmax())
-
-
-def lane_count(mask: Mask) -> int:
-    """Number of active lanes."""
-    return LANES if mask is ALL else mask.tobytes().count(1)

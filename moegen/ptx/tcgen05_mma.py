@@ -19,16 +19,18 @@ from moegen.ptx.descriptors import (
     mn_major_index,
 )
 from moegen.ptx.dtypes import Mask
-from moegen.ptx.emit import Emit, Lowered, Place
+from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.isa_copy import Site
 from moegen.ptx.isa_memory import raise_fault
 from moegen.ptx.isa_tcgen05 import descriptor_at, pair_of, pipe_key, shared_chunks
+from moegen.ptx.masks import first_lane, lane_count
 from moegen.ptx.memory import MemoryFault
 from moegen.ptx.options import Numerics
+from moegen.ptx.place import Place
 from moegen.ptx.program import Address
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
-from moegen.ptx.state import Cta, first_lane, lane_count
+from moegen.ptx.state import Cta
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -140,9 +142,9 @@ def _mma_scaled(e: Emit) -> Lowered:
     enable, negated = e.pred()
 
     def run(w: "Warp", m: Mask) -> None:
-        lane = first_lane(m)
+        lane, R = first_lane(m), w.R
         _single(w, m)
-        bits = int(w.R[idesc][lane])
+        bits = R[idesc].item(lane)
         sfa_bits, sfb_bits = sfa_place.lane(w, lane), sfb_place.lane(w, lane)
         try:
             shape = block_scaled(bits, kind.packed)
@@ -153,12 +155,12 @@ def _mma_scaled(e: Emit) -> Lowered:
         item = _Scaled(
             kind,
             shape,
-            descriptor_at(w, int(w.R[a_slot][lane])),
-            descriptor_at(w, int(w.R[b_slot][lane])),
+            descriptor_at(w, R[a_slot].item(lane)),
+            descriptor_at(w, R[b_slot].item(lane)),
             d_place.lane(w, lane) & 0xFFFF,
             sfa_bits & 0xFFFF,
             sfb_bits & 0xFFFF,
-            bool(w.R[enable][lane]) != negated,
+            R[enable].item(lane) != negated,
         )
         _submit(w, two, item, shape.n)
 
@@ -186,7 +188,7 @@ def _check_scaled(w: "Warp", shape: BlockScaled, kind: _Kind, two: bool) -> None
             w.cta.machine.fault(w, Check.DESCRIPTOR, f"scale id {first} of {name} with {count} scales per instruction")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Scaled:
     """One block-scaled instruction, decoded."""
 
@@ -332,7 +334,7 @@ def _mma_dense(e: Emit) -> Lowered:
     return e.effect(run)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Dense:
     """One dense instruction, decoded."""
 
