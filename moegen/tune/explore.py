@@ -49,7 +49,7 @@ def explore(
     own.
     """
     found = PointFindings()
-    if len(pipelines) > policy.finalists + len(defaults):
+    if len(pipelines) > finalists_at_most(policy, defaults):
         say("ops")
         _time_ops(bench, covering(pipelines), policy, found)
     chosen = choose_finalists(pipelines, found.ops, defaults, policy.finalists)
@@ -65,6 +65,11 @@ def explore(
         for measured in race(names, bench.sample, policy, pinned={default}, clock=bench.clock_mhz):
             found.measured[measured.candidate] = measured
     return found
+
+
+def finalists_at_most(policy: MeasurePolicy, defaults: dict[Numerics, str]) -> int:
+    """Pipelines that op timings leave over at a point, without those that only lead their mode."""
+    return (policy.finalists + 1) * len(defaults)
 
 
 def shortlist(

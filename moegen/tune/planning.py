@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+from moegen.codegen.judging import spread
 from moegen.core.canonical import canonical_json
 from moegen.core.devices import DeviceFacts
 from moegen.core.enums import Target
@@ -12,12 +14,12 @@ from moegen.core.package import Package, Pipeline
 from moegen.runtime.workspace import main_op
 from moegen.store.database import Result
 from moegen.store.trials import Environment
-from moegen.tune.explore import covering, shortlist
+from moegen.tune.explore import covering, finalists_at_most, shortlist
 from moegen.tune.freeze import class_defaults, numerics_text, policy_content
 from moegen.tune.judging import REFERENCE_TOKENS
 from moegen.tune.policy import Cache, MeasurePolicy, Stage
 from moegen.tune.routing import Routing, parse_routing
-from moegen.tune.select import Point, races
+from moegen.tune.select import Point, fastest, races
 
 _TRIAL_BYTES = 900
 """Bytes of one trial with its share of the records that it refers to, as measured on a database of 10,000."""
@@ -53,7 +55,10 @@ class Estimate:
 
 
 def tune_points(package: Package, tokens: Sequence[int] = (), routing: Sequence[str] = ()) -> list[TunePoint]:
-    """Points to tune: those given, else those that the package's spec names. Uniform routing comes first.
+    """Points to tune: those given, else those that the package's spec names.
+
+    Token counts come so that any first few of them cover the range (the ends, the middle, the quarters), each with all
+    routings, uniform first: a session that ends early leaves tables that reach from end to end.
 
     Raises:
         TuneError: a token count below 1, an unknown routing profile, or nothing to do.
@@ -63,29 +68,34 @@ def tune_points(package: Package, tokens: Sequence[int] = (), routing: Sequence[
     if counts and counts[0] < 1:
         raise TuneError(f"token count {counts[0]}", "--tokens", "give counts of 1 and more")
     profiles.sort(key=lambda profile: profile.label != "uniform")
-    points = [TunePoint(tokens=count, routing=profile) for profile in dict.fromkeys(profiles) for count in counts]
+    ordered = [counts[index] for index in spread(len(counts))]
+    points = [TunePoint(tokens=count, routing=profile) for count in ordered for profile in dict.fromkeys(profiles)]
     if not points:
         raise TuneError("no point to tune", f"package {package.name}", "name token counts and routings in the spec")
     return points
 
 
-def finished_points(
+def fastest_by_point(
     results: Iterable[Result], package: Package, target: Target, environment: Environment, policy: MeasurePolicy
-) -> set[Point]:
-    """Points that an earlier session explored to the end, on this machine under this policy, in every numerics
-    class."""
-    wanted = policy_content(policy.record(Stage.FINAL))
+) -> dict[Point, set[str]]:
+    """Points that an earlier session explored to the end, on this machine under this policy, in every numerics class →
+    the fastest finalist of each class there."""
+    wanted = canonical_json(policy_content(policy.record(Stage.FINAL)))
+    content = cache(lambda policy_id: canonical_json(policy_content(policies[policy_id])))
+    results = list(results)
+    policies = {result.policy.id: result.policy for result in results}
     view = [
         result
         for result in results
         if (result.environment.device, result.environment.arch) == (environment.device, environment.arch)
-        and canonical_json(policy_content(result.policy)) == canonical_json(wanted)
+        and content(result.policy.id) == wanted
     ]
     explored = [
-        {race.point for race in races(view, default, numerics_text(numerics))}
+        {race.point: fastest(race.finals) for race in races(view, default, numerics_text(numerics))}
         for numerics, default in class_defaults(package.targets[target]).items()
     ]
-    return set.intersection(*explored) if explored else set()
+    everywhere = set.intersection(*map(set, explored)) if explored else set()
+    return {point: set().union(*(found[point] for found in explored)) for point in everywhere}
 
 
 def estimate(
@@ -101,7 +111,7 @@ def estimate(
     per_call_us = flush_us + _REQUEST_US
     most = max((point.tokens for point in points), default=1)
     offered = shortlist(pipelines, most, (), defaults, policy.model_ratio)
-    races_held = min(policy.finalists + len(defaults), len(offered))
+    races_held = min(finalists_at_most(policy, defaults), len(offered))
     cover = covering(offered) if len(offered) > races_held else []
     steps = sum(len(chosen) for _, chosen in cover)
     calls_each = (

@@ -93,6 +93,11 @@ def races(results: Iterable[Result], default: str, numerics: str) -> list[Race]:
     return [newest[point] for point in sorted(newest)]
 
 
+def fastest(finals: Mapping[str, Trial]) -> set[str]:
+    """The pipeline with the least median of a race's finals; empty when there are none."""
+    return {min(finals, key=lambda name: (_median(finals[name]), name))} if finals else set()
+
+
 def challengers(found: Iterable[Race], default: str, policy: SelectPolicy) -> dict[Point, str]:
     """The pipeline that should meet the default in a duel, for each point where one could win.
 

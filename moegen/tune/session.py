@@ -8,6 +8,7 @@ Ties between points are only seen when all of them are done: that may call for a
 import hashlib
 import platform
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -23,7 +24,7 @@ from moegen.store.trials import Routing as RoutingRecord
 from moegen.tune.explore import PointFindings, explore, shortlist
 from moegen.tune.freeze import class_defaults, numerics_text
 from moegen.tune.measure import Duel, duel
-from moegen.tune.planning import Estimate, TunePoint, estimate, finished_points
+from moegen.tune.planning import Estimate, TunePoint, estimate, fastest_by_point
 from moegen.tune.policy import MeasurePolicy, SelectPolicy, Stage
 from moegen.tune.recording import Recorder, routing_record
 from moegen.tune.select import Point, open_duels
@@ -133,7 +134,7 @@ class TuneSession:
         self._report = SessionReport(ending=Ending.DONE)
         self._banned: dict[str, Checked] = {}
         self._counts: list[int] = []
-        self._leaders: set[str] = set()
+        self._fastest: dict[Point, set[str]] = {}
 
     @property
     def environment(self) -> Environment:
@@ -142,7 +143,7 @@ class TuneSession:
 
     def estimate(self, points: Sequence[TunePoint]) -> Estimate:
         """Expected cost of what is left of ``points``."""
-        done = set() if self._again else self._finished()
+        done = {} if self._again else self._known()
         todo = [point for point in points if point.key not in done]
         return estimate(todo, self._candidates, self._defaults, self._policy, PLANNING_DEVICE[self._target])
 
@@ -160,8 +161,8 @@ class TuneSession:
 
     def _explore_all(self, points: Sequence[TunePoint]) -> bool:
         """False when the budget ended before the points did."""
-        done = set() if self._again else self._finished()
-        todo = [point for point in points if point.key not in done]
+        self._fastest = {} if self._again else self._known()
+        todo = [point for point in points if point.key not in self._fastest]
         self._counts = sorted({point.tokens for point in points})
         self._report.skipped = len(points) - len(todo)
         for number, point in enumerate(todo):
@@ -177,8 +178,8 @@ class TuneSession:
         say("")
         bench = Bench(self._worker, point.tokens, point.routing, self._seed)
         candidates = self._shortlist(point)
-        found = explore(bench, candidates, self._defaults, self._policy, say, seeded=self._leaders)
-        self._leaders = _fastest(found, candidates)
+        found = explore(bench, candidates, self._defaults, self._policy, say, seeded=self._leaders(point))
+        self._fastest[point.key] = _fastest(found, candidates)
         found.checked.update(self._banned)
         self._ban(found, point)
         routing = self._routing(bench, point)
@@ -190,15 +191,23 @@ class TuneSession:
         self._progress(Step(phase="explore", done=number + 1, total=total, detail=_name(point)))
 
     def _shortlist(self, point: TunePoint) -> list[Pipeline]:
-        """Candidates of a point: those that the time model picks, and the fastest of the last point, so that neighbours
-        have pipelines in common."""
+        """Candidates of a point: those that the time model picks, and the fastest of its neighbours."""
         where = self._counts.index(point.tokens)
         neighbours = self._counts[max(where - 1, 0) : where] + self._counts[where + 1 : where + 2]
         serving = [pipeline for pipeline in self._candidates if pipeline.serves(point.tokens)]
         allowed = [pipeline for pipeline in serving if pipeline.name not in self._banned]
         picked = shortlist(allowed, point.tokens, neighbours, self._defaults, self._policy.model_ratio)
-        wanted = {pipeline.name for pipeline in picked} | self._leaders
+        wanted = {pipeline.name for pipeline in picked} | self._leaders(point)
         return [pipeline for pipeline in allowed if pipeline.name in wanted]
+
+    def _leaders(self, point: TunePoint) -> set[str]:
+        """The fastest at the nearest explored token counts to both sides, so that neighbours have pipelines in
+        common."""
+        label = point.routing.label
+        explored = sorted(tokens for tokens, routing in self._fastest if routing == label)
+        place = bisect_left(explored, point.tokens)
+        near = explored[max(place - 1, 0) : place + 1]
+        return set().union(*(self._fastest[tokens, label] for tokens in near))
 
     def _confirm_all(self, points: Sequence[TunePoint]) -> bool:
         """Runs every duel that selection is still waiting for; False when the budget ended first."""
@@ -251,8 +260,10 @@ class TuneSession:
         self._report.trials += sum(record.kind == "trial" for record in records)
         self._database.add(records)
 
-    def _finished(self) -> set[Point]:
-        return finished_points(self._results(), self._package, self._target, self._subject.environment, self._policy)
+    def _known(self) -> dict[Point, set[str]]:
+        """The fastest at each point that an earlier session finished."""
+        results = self._results()
+        return fastest_by_point(results, self._package, self._target, self._subject.environment, self._policy)
 
     def _results(self, tokens: int | None = None) -> list[Result]:
         return self._database.results(package=self._recorder.offer, target=self._target.value, tokens=tokens)

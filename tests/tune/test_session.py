@@ -142,6 +142,17 @@ def test_a_duel_that_an_interruption_cut_off_is_the_next_session_s_first_work(
     assert (resumed.ending, resumed.explored, resumed.skipped, resumed.duels) == (Ending.DONE, 1, 1, 2)
 
 
+def test_neighbours_have_the_fastest_in_common_across_sessions(tune: Tune, database: TrialDatabase) -> None:
+    """A slow pipeline that leads at one point, by its ops, is measured whole at the next one too."""
+    names = ["default", *"abcdefgh"]
+    package = simple_package(*names)
+    times = {name: 100.0 + 10 * index for index, name in enumerate(names)}
+    tune(package, times | {"h": 1.0}, points=tune_points(package, tokens=[4]))
+    tune(package, times | {"h": 150.0}, points=tune_points(package, tokens=[4, 16]))
+    later = database.results(subject=Subject.PIPELINE, tokens=16)
+    assert {r.trial.variant for r in later if r.policy.parameters["stage"] != "gate"} == {"default", "a", "b", "h"}
+
+
 def test_ops_come_first_when_there_are_many_pipelines(tune: Tune, database: TrialDatabase) -> None:
     names = ["default", *"abcdefgh"]
     package = simple_package(*names)
@@ -243,6 +254,9 @@ def test_points_come_from_the_spec_or_the_caller() -> None:
     package = simple_package("default")
     assert [point.key for point in tune_points(package)] == [(4, "uniform"), (16, "uniform")]
     points = tune_points(package, tokens=[8, 2, 8], routing=["one_hot", "uniform"])
-    assert [point.key for point in points] == [(2, "uniform"), (8, "uniform"), (2, "one_hot"), (8, "one_hot")]
+    assert [point.key for point in points] == [(2, "uniform"), (2, "one_hot"), (8, "uniform"), (8, "one_hot")]
+    many = tune_points(package, tokens=[1 << exponent for exponent in range(9)])
+    assert [point.tokens for point in many][:5] == [1, 256, 32, 8, 64]
+    assert sorted(point.tokens for point in many) == [1 << exponent for exponent in range(9)]
     with pytest.raises(TuneError, match="token count 0"):
         tune_points(package, tokens=[0])
