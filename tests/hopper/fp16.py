@@ -1,34 +1,19 @@
-"""Layers with fp16 tokens: a covering set of gemms, the ops around them, and every product of a code and a scale."""
+"""Layers with fp16 tokens: the ops around the gemms, and every product of a code and a scale."""
 
 from dataclasses import dataclass, replace
 
 import torch
 from hopper.cases import HopperCase, private_buffers
-from hopper.grids import GEMM1, GEMM2, allowed
 from hopper.workshop import ladder_variant, stream_variant
-from kernels.cases import DYNAMIC, STATIC, SWIZZLED, buffers, generator
-from kernels.pairwise import covering
+from kernels.cases import DYNAMIC, SWIZZLED, buffers, generator
 from torch import Tensor
 
 from moegen.codegen.variant import Variant
-from moegen.core.enums import CombineMode, Contract, Epilogue, OpKind, RouterWeight, TokenDtype
+from moegen.core.enums import CombineMode, Epilogue, OpKind, RouterWeight, TokenDtype
 from moegen.core.ops import Numerics
 from moegen.numerics import e2m1
 
 FP16 = TokenDtype.FP16
-#: What does not meet the tokens' dtype takes few values.
-FEWER = {
-    "dtype": (FP16,),
-    "geometry": ("odd", "long", "wide"),
-    "warpgroups": (2, 4, 5),
-    "blocks": (1, 2),
-    "row_scales": (SWIZZLED,),
-}
-FEWER_GEMM1 = {
-    "mode": tuple(mode for mode in GEMM1["mode"] if mode[1] is not Epilogue.FUSED_FP4),
-    "activation": ("swiglu", "swiglu_oai", "relu2"),
-    "contract": (Contract.TE,),
-}
 ON_INPUT = Numerics(router_weight=RouterWeight.INPUT)
 
 
@@ -114,7 +99,3 @@ def every_product() -> tuple[Variant, HopperCase, dict[str, Tensor]]:
     given["w2_scales"] = scale[:, None].expand(case.experts, -1, case.intermediate // 16).contiguous()
     given["w2_alpha"] = torch.tensor([[2.0**-20], [0.71], [37.0]])
     return ladder_variant(case.ops()[OpKind.GEMM2], "n8_16"), case, private_buffers(case, given)
-
-
-GEMM1_ROWS = covering({**GEMM1, **FEWER, **FEWER_GEMM1}, allowed)
-GEMM2_ROWS = covering({**GEMM2, **FEWER, "h_scale": (STATIC,)}, allowed)

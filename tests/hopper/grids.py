@@ -2,12 +2,13 @@
 
 from hopper.cases import GEOMETRIES, HopperCase
 from kernels import axes
+from kernels.cases import STATIC, SWIZZLED
 from kernels.pairwise import Row, covering
 
 from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS, LADDER
 from moegen.codegen.variant import Variant
 from moegen.core.devices import H200
-from moegen.core.enums import ActivationMath, OpKind
+from moegen.core.enums import ActivationMath, Contract, OpKind, TokenDtype
 from moegen.core.errors import MoegenError
 
 LADDERS = ("n8", "n16_64", "n24_96", "n8_128", "n88_152", "n48_160", "n256")
@@ -21,6 +22,17 @@ OWN = {
 }
 GEMM1 = {**axes.GEMM1, **OWN, "arranged": (False, True)}
 GEMM2 = {"format": ("w4a4", "gathered"), **axes.GEMM2, **OWN}
+#: fp16 tokens and products in place of codes: what does not meet either takes few values.
+FORMATS = {
+    "dtype": tuple(TokenDtype),
+    "decoded": (False, True),
+    "geometry": ("odd", "long", "wide"),
+    "warpgroups": (2, 4, 5),
+    "blocks": (1, 2),
+    "row_scales": (SWIZZLED,),
+}
+FORMATS1 = {"activation": ("swiglu", "swiglu_oai", "relu2"), "contract": (Contract.TE,)}
+FORMATS2 = {"h_scale": (STATIC,)}
 
 
 def case_of(row: Row, activation_math: ActivationMath = ActivationMath.EXACT) -> HopperCase:
@@ -40,13 +52,19 @@ def variant_of(row: Row) -> Variant:
 
 def allowed(row: Row) -> bool:
     """True when the catalog calls the row legal, and the row says nothing that its form ignores."""
-    if row.get("arranged", False) and row["mode"][0] != "gathers":
+    form = row["mode"][0] if "mode" in row else row["format"]
+    if (row.get("arranged") and form != "gathers") or (row.get("decoded") and form != "w4a4"):
         return False
     try:
         variant = variant_of(row)
     except (MoegenError, ValueError):
         return False
     return CATALOG.verdict(variant.op, variant.schedule, H200).legal
+
+
+def other_format(row: Row) -> bool:
+    """True for allowed rows that are not of the first grids."""
+    return (row["dtype"] is TokenDtype.FP16 or row["decoded"]) and allowed(row)
 
 
 def row_name(row: Row) -> str:
@@ -56,3 +74,7 @@ def row_name(row: Row) -> str:
 
 GEMM1_ROWS = covering(GEMM1, allowed)
 GEMM2_ROWS = covering(GEMM2, allowed)
+FORMAT_ROWS = [
+    *covering({**GEMM1, **FORMATS, **FORMATS1}, other_format),
+    *covering({**GEMM2, **FORMATS, **FORMATS2}, other_format),
+]

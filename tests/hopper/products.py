@@ -1,12 +1,10 @@
-"""W4A4 layers whose quantising ops decode what they round: gemms that read bf16 products, and what writes them."""
+"""W4A4 layers whose quantising ops decode what they round, and those ops."""
 
 from dataclasses import replace
 
 from hopper.cases import HopperCase
-from hopper.fp16 import FEWER, FEWER_GEMM1, StreamCase
-from hopper.grids import GEMM1, GEMM2, allowed
+from hopper.fp16 import StreamCase
 from kernels.cases import DYNAMIC, SWIZZLED
-from kernels.pairwise import covering
 
 from moegen.core.enums import Contract, Epilogue, OpKind, TokenDtype
 from moegen.core.ops import Numerics
@@ -18,7 +16,6 @@ FORMS = {
     "fused": replace(BASE, epilogue=Epilogue.FUSED_FP4, row_scales=SWIZZLED, dtype=TokenDtype.FP16),
     "dynamic": replace(BASE, x_scale=DYNAMIC, h_scale=DYNAMIC, dtype=TokenDtype.FP16),
 }
-COMMON = {**FEWER, "dtype": tuple(TokenDtype), "decoded": (True,)}
 
 
 def quantizing_cases() -> dict[str, StreamCase]:
@@ -31,9 +28,3 @@ def quantizing_cases() -> dict[str, StreamCase]:
         "deinterleave_quantize": StreamCase(paired, OpKind.DEINTERLEAVE_QUANTIZE, ("h_pair",)),
         "quantize_bf16": StreamCase(BASE, OpKind.QUANTIZE, ()),
     }
-
-
-GEMM1_ROWS = covering(
-    {**GEMM1, **COMMON, **FEWER_GEMM1, "mode": tuple(mode for mode in GEMM1["mode"] if mode[0] == "w4a4")}, allowed
-)
-GEMM2_ROWS = covering({**GEMM2, **COMMON, "format": ("w4a4",)}, allowed)
