@@ -96,12 +96,13 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[N / 2], uint32_t (&a
 }
 
 // Accumulates one item over K. The body holds as many operand buffers as steps, two or one a tile: ptxas gives every
-// unrolled step its own registers, and any branch inside serialises the wgmmas.
+// unrolled step its own registers, and any branch inside serialises the wgmmas. Every lane gives a stage back, for its
+// own loads: an arrival orders what its thread has done, and one by 32 lanes takes no longer than one by the first.
 template <class C>
 __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2], Ring<C>& ring) {
   using P = Plan<C>;
   using Operand = typename C::Operand;
-  const int lane = threadIdx.x % 32, thread = threadIdx.x % 128, group = threadIdx.x / 128;
+  const int thread = threadIdx.x % 128, group = threadIdx.x / 128;
   const uint32_t offset = P::kTokenBytes + group * C::kTiles * kUnitBytes;
 #pragma unroll
   for (int m = 0; m < C::kTiles; m++) {
@@ -125,7 +126,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
       wgmma_wait<1>();
       multiply_chunk<C::kWidth, Operand>(acc[0], a[0], first, Decoder<Operand>::scales(word), descriptor);
       wgmma_wait<1>();
-      barrier_arrive_if(release, lane == 0 && unit > 0);
+      barrier_arrive_if(release, unit > 0);
       multiply_chunk<C::kWidth, Operand>(acc[0], a[1], second, Decoder<Operand>::scales(swap_scale_chunks(word)),
                                          descriptor + kDescriptorChunk);
     } else {
@@ -141,7 +142,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
           const uint4 now = next;
           if (m + 1 < C::kTiles) next = load_shared_v4(codes + (m + 1) * kUnitBytes);
           wgmma_wait<C::kTiles - 1>();  // this tile's operands of the chunk before
-          if (m == C::kTiles - 1) barrier_arrive_if(release, lane == 0 && unit > 0 && chunk == 0);
+          if (m == C::kTiles - 1) barrier_arrive_if(release, unit > 0 && chunk == 0);
           multiply_chunk<C::kWidth, Operand>(acc[m], a[m], now, Decoder<Operand>::scales(words[m]), descriptor + step);
           words[m] = swap_scale_chunks(words[m]);
         }
@@ -153,7 +154,7 @@ __device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2
     ring.advance();
   }
   wgmma_wait<0>();
-  barrier_arrive_if(release, lane == 0);
+  barrier_arrive(release);
 }
 
 // Where item `count` of this block is passed from producer to consumers; the ring is longer than the stages can run
@@ -208,7 +209,7 @@ __device__ __forceinline__ void grouped_gemm(const GemmArguments& p) {
     Ring<C> ring(base, 0);
     for (int s = 0; s < P::kStages; s++) {
       barrier_init(ring.full(), C::kArrivals);
-      barrier_init(ring.empty(), C::kGroups * 4);
+      barrier_init(ring.empty(), P::kConsumers);
       ring.advance();
     }
     barrier_init_fence();
