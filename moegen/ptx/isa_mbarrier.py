@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moegen.ptx.dtypes import ALL, LANES, Mask
+from moegen.ptx.dtypes import LANES, Mask
 from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.isa_memory import raise_fault
 from moegen.ptx.kernel import BLOCK, YIELD
@@ -16,6 +16,7 @@ from moegen.ptx.program import Address
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
 from moegen.ptx.state import Cta
+from moegen.ptx.uniform import TRUTH
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -203,14 +204,14 @@ def _wait(e: Emit) -> Lowered:
             if machine.races is not None:
                 machine.races.mbarrier_wait(w, barrier)
             w.scratch.pop("may_expire", None)
-            w.set(dst, ALL, m)
+            w.set(dst, TRUTH[True], m)
             return None
         if may_block and not refuse and not w.scratch.pop("expired", False):
             w.wait = (lambda: (barrier.phase & 1) != (value & 1)) if parity else (lambda: barrier.phase != value)
             w.scratch["may_expire"] = True
             return BLOCK
         w.scratch.pop("may_expire", None)
-        w.set(dst, np.zeros(LANES, np.bool_), m)
+        w.set(dst, TRUTH[False], m)
         return YIELD
 
     return e.effect(run)

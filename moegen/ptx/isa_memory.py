@@ -25,6 +25,7 @@ from moegen.ptx.place import Place
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
 from moegen.ptx.state import Cta
+from moegen.ptx.uniform import KNOWN, same
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -236,7 +237,7 @@ def _static_param(e: Emit, kind: PtxType, dests: list[int], place: Place) -> Low
             if start + width > limit:
                 raise_fault(w, MemoryFault("out-of-bounds", f"parameter load at {start}", start))
             value = w.cta.grid.params[start : start + width].view(kind.store)
-            w.set(dst, widen(np.repeat(value, LANES), kind, _width(e, dst, kind)), m)
+            w.set(dst, same(widen(np.repeat(value, LANES), kind, _width(e, dst, kind))), m)
 
     return e.effect(run)
 
@@ -288,7 +289,8 @@ def _ld(e: Emit) -> Lowered:
         note_global(w, space, addresses, width, m, order, write=False)
         w.cta.machine.count_bytes(name, width * lane_count(m))
         if count == 1:
-            w.set(dests[0], widen(got, kind, bits[0]) if bits[0] != kind.bits else got, m)
+            value = widen(got, kind, bits[0]) if bits[0] != kind.bits else got
+            w.set(dests[0], same(value) if place.slot is None or id(w.R[place.slot]) in KNOWN else value, m)
             return
         parts = got.view(kind.store).reshape(LANES, count).T.copy()
         for k, dst in enumerate(dests):

@@ -155,10 +155,14 @@ def _unpack(e: Emit, kind: PtxType) -> Pure:
     operand = e.take()
     assert isinstance(operand, Vector)
     part = _part_type(e, kind, len(operand.items))
-    setup = f"t = R[{e.src(kind)}].view(U{part.nbytes}).reshape(32, {len(operand.items)}).T.copy()"
-    outs = [(e.as_dest(item, part), f"t[{k}]") for k, item in enumerate(operand.items) if not isinstance(item, Sink)]
+    source, count = f"R[{e.src(kind)}]", len(operand.items)
+    outs = [
+        (e.as_dest(item, part), f"part({source}, U{part.nbytes}, {k}, {count})")
+        for k, item in enumerate(operand.items)
+        if not isinstance(item, Sink)
+    ]
     e.done()
-    return Pure(outs, setup)
+    return Pure(outs)
 
 
 def _pack(e: Emit, kind: PtxType, dst: int) -> Pure:

@@ -11,6 +11,7 @@ from moegen.ptx.kernel import BLOCK
 from moegen.ptx.masks import first_lane
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
+from moegen.ptx.uniform import KNOWN, TABLES, TRUTH, same
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -112,7 +113,8 @@ def _shfl(e: Emit) -> Lowered:
             source, ok = fixed
         else:
             source, ok = shuffle_source(kind, R[b], R[c])
-        w.set(dst, R[a][source], m)
+        value = R[a]
+        w.set(dst, value if id(value) in KNOWN else same(value[source]), m)
         if in_range is not None:
             w.set(in_range, ok, m)
         return None
@@ -133,11 +135,11 @@ def _vote(e: Emit) -> Lowered:
         value = ~w.R[slot] if negated else w.R[slot]
         yes = value & m
         if kind == "ballot":
-            w.set(dst, np.full(LANES, bits_of(yes), np.uint32), m)
+            w.set(dst, TABLES["u4"][bits_of(yes)], m)
             return None
         every, some = bool((value | ~m).all()), bool(yes.any())
         result = {"all": every, "any": some, "uni": every or not some}[kind]
-        w.set(dst, np.full(LANES, result), m)
+        w.set(dst, TRUTH[result], m)
         return None
 
     return e.effect(run)

@@ -17,6 +17,7 @@ from moegen.ptx.errors import UnknownInstruction
 from moegen.ptx.fuse import joined_lines, masked_lines
 from moegen.ptx.liveness import bits_of, live_before
 from moegen.ptx.program import Entry, Instruction
+from moegen.ptx.scalar_code import scalar_lines
 from moegen.ptx.simplify import simplified
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ BLOCK = -1  # not done: try again later
 YIELD = -2  # done; let another warp run
 SWITCH = -3  # the warp's groups were rewritten: reload
 FINISH = -4  # done, and the active lanes have exited
+
+#: Longest run that is tried on Python integers, and how often that may fail before it is given up.
+_SCALAR, _MISSES = 64, 16
 
 TRUE_BYTES = ALL.tobytes()
 FALSE_BYTES = bytes(32)
@@ -182,9 +186,31 @@ class Kernel:
         if full:
             kept = simplified(run, items, self.live[stop])
             lines = joined_lines([one for one, _ in kept], [item for _, item in kept], self.entry.registers, self.slots)
-            return self._compile(["R = w.R", *lines], start, stop)
+            vector = self._compile(["R = w.R", *lines], start, stop)
+            scalar = scalar_lines(kept, self._kind) if len(kept) <= _SCALAR else None
+            return vector if scalar is None else self._scalar_where_it_may(start, stop, scalar, vector)
         masked = self._compile(["R = w.R; a = w.mask", *masked_lines(run, items)], start, stop)
         return self._unmasked_where_it_may(start, masked, run)
+
+    def _kind(self, slot: int) -> tuple[str, int] | None:
+        """Type of a slot's lanes, for scalar code."""
+        registers = self.entry.registers
+        name = registers[slot].store if slot < len(registers) else self.slots.keys[slot - len(registers)][-1]
+        dtype = np.dtype(name)
+        return (dtype.kind.upper(), dtype.itemsize) if dtype.kind in "bu" else None
+
+    def _scalar_where_it_may(self, start: int, stop: int, lines: list[str], vector: Step) -> Step:
+        """A run on Python integers, where all it reads is equal in all lanes; given up where that is seldom so."""
+        misses = 0
+
+        def other(w: "Warp") -> int | None:
+            nonlocal misses
+            misses += 1
+            if misses > _MISSES:
+                self.full[start] = vector
+            return vector(w)
+
+        return self._compile(["R = w.R", *lines], start, stop, other)
 
     def _unmasked_where_it_may(self, start: int, masked: Step, run: list[Pure]) -> Step:
         """A run for some of the lanes. Where no other lane reads what it writes, it may write for all of them."""
@@ -212,20 +238,23 @@ class Kernel:
                 widths.append(4 if kind is None else kind.nbytes)
         return min(widths)
 
-    def _compile(self, body: list[str], index: int, stop: int) -> Step:
-        source = "\n ".join(["def step(w):", *body, f"return {stop}"])
+    def _compile(self, body: list[str], index: int, stop: int, other: Step | None = None) -> Step:
+        """A step of statements; they may call ``other``."""
+        source = "\n  ".join(["def make(other):\n def step(w):", *body, f"return {stop}\n return step"])
         scope: dict[str, Any] = {}
         code = compile(source, f"<{self.entry.name} from line {self.items[index].line}>", "exec")
         exec(code, self.namespace, scope)
-        return scope["step"]
+        return scope["make"](other)
 
 
 def base_namespace() -> dict[str, Any]:
     """Names that generated code may use."""
-    from moegen.ptx import lanes_float, lanes_int
+    from moegen.ptx import lanes_float, lanes_int, uniform
 
     names: dict[str, Any] = {name: getattr(lanes, name) for lanes in (lanes_float, lanes_int) for name in lanes.__all__}
     names["where"], names["concatenate"] = np.where, np.concatenate
+    names["known"], names["lanes_b1"] = uniform.KNOWN, uniform.TRUTH
+    names.update((f"lanes_{kind}", table) for kind, table in uniform.TABLES.items())
     for bits in (8, 16, 32, 64):
         names[f"U{bits // 8}"] = np.dtype(f"u{bits // 8}")
         names[f"I{bits // 8}"] = np.dtype(f"i{bits // 8}")

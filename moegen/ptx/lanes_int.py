@@ -19,6 +19,7 @@ __all__ = [
     "irem",
     "mulhi4",
     "mulhi8",
+    "part",
     "popc",
     "prmt",
     "sad",
@@ -219,6 +220,11 @@ def dp4a(a: Any, b: Any, c: Any, kinds: str) -> Any:
     x = a.view(np.dtype("i1" if kinds[0] == "s" else "u1")).reshape(*a.shape, 4).astype(I4)
     y = b.view(np.dtype("i1" if kinds[1] == "s" else "u1")).reshape(*b.shape, 4).astype(I4)
     return c + (x * y).sum(axis=-1, dtype=I4).view(U4)
+
+
+def part(a: Any, dtype: Any, k: int, count: int) -> Any:
+    """The k-th of ``count`` equal parts of a register; the first is the least significant."""
+    return a.view(dtype)[..., k::count].copy()
 
 
 def cat(parts: list[Any], dtype: Any) -> Any:

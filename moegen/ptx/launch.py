@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from moegen.ptx import uniform
 from moegen.ptx.blas import single_threaded
 from moegen.ptx.errors import ExecutionError, ParameterError
 from moegen.ptx.kernel import Kernel, base_namespace
@@ -237,6 +238,7 @@ def run_launches(items: Sequence[tuple[Module, Launch]], options: Options, memor
         options: of the run.
         memory: global memory that all of them see.
     """
+    uniform.begin()
     if any(item.cooperative for _, item in items):
         options = replace(options, resident_clusters=0)
     machine = Machine(options, memory)

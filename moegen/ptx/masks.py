@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from moegen.ptx.dtypes import ALL, LANES, Mask
+from moegen.ptx.uniform import KNOWN
 
 
 def first_lane(mask: Mask) -> int:
@@ -28,6 +29,9 @@ def active_lanes(mask: Mask) -> Sequence[int]:
 
 def common_value(lanes: Any, mask: Mask) -> int | None:
     """The unsigned value that all active lanes of a register have; None if they differ."""
+    known = KNOWN.get(id(lanes))
+    if known is not None:
+        return known
     if mask is not ALL:
         if mask.tobytes().count(1) == 1:
             return lanes.item(mask.tobytes().find(1))

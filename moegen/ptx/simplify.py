@@ -4,7 +4,6 @@ results that are never read.
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from moegen.ptx.emit import SLOT, Pure, slots_in
 from moegen.ptx.liveness import bits_of
@@ -12,7 +11,7 @@ from moegen.ptx.program import Instruction
 
 #: How ``mov`` packs registers into a wider one, and takes one apart.
 _PACK = re.compile(r"cat\(\[(R\[\d+\](?:, R\[\d+\])*)\], \w+\)")
-_UNPACK = re.compile(r"t = R\[(\d+)\]\.view\(U\d\)\.reshape\(32, (\d+)\)\.T\.copy\(\)")
+_PART = re.compile(r"part\(R\[(\d+)\], U\d, (\d+), (\d+)\)")
 
 Run = list[tuple[Pure, Instruction]]
 
@@ -40,32 +39,34 @@ class _Known:
             self.parts[slot] = sources
 
     def read(self, text: str) -> str:
-        """Text that reads what copies are copies of."""
+        """Text that reads what copies are copies of, and parts where they came from."""
+        found = _PART.fullmatch(text) if self.parts else None
+        if found:
+            slot, k, count = (int(number) for number in found.groups())
+            parts = self.parts.get(slot, [])
+            if len(parts) == count:
+                return f"R[{parts[k]}]"
         return SLOT.sub(lambda found: f"R[{self.same.get(int(found[1]), int(found[1]))}]", text) if self.same else text
 
-    def moves(self, one: Pure) -> list[Pure]:
-        """One that takes apart what is known in parts, as moves."""
-        found = _UNPACK.fullmatch(one.setup)
-        parts = self.parts.get(int(found[1])) if found else None
-        if found is None or parts is None or int(found[2]) != len(parts):
-            return [one]
-        outs = [(slot, f"R[{parts[int(expression[2:-1])]}]") for slot, expression in one.outs]
-        if {slot for slot, _ in outs} & set(parts):
-            return [Pure(outs)]
-        return [Pure([out]) for out in outs]
+
+def _apart(one: Pure) -> list[Pure]:
+    """Several moves as single ones, unless one writes what another reads."""
+    reads = {slot for _, expression in one.outs for slot in slots_in(expression)}
+    moves = all(SLOT.fullmatch(expression) for _, expression in one.outs)
+    return [Pure([out]) for out in one.outs] if moves and reads.isdisjoint(slot for slot, _ in one.outs) else [one]
 
 
 def _forward(run: Run) -> Run:
     """Reads sources instead of copies of them."""
     known, result = _Known(), []
     for whole, instruction in run:
-        for one in known.moves(replace(whole, setup=known.read(whole.setup))):
-            new = Pure([(slot, known.read(expression)) for slot, expression in one.outs], one.setup)
-            result.append((new, instruction))
-            for slot, _ in new.outs:
+        outs = [(slot, known.read(expression)) for slot, expression in whole.outs]
+        for one in _apart(Pure(outs, known.read(whole.setup))):
+            result.append((one, instruction))
+            for slot, _ in one.outs:
                 known.written(slot)
-            if instruction.guard is None and len(new.outs) == 1 and not new.setup:
-                known.learn(*new.outs[0])
+            if instruction.guard is None and len(one.outs) == 1 and not one.setup:
+                known.learn(*one.outs[0])
     return result
 
 

@@ -14,6 +14,7 @@ from moegen.ptx.options import Options
 from moegen.ptx.program import Instruction, Symbol
 from moegen.ptx.report import FATAL, Check, Report, Severity
 from moegen.ptx.tmem import TensorMemory
+from moegen.ptx.uniform import same
 from moegen.ptx.warp import Warp
 
 if TYPE_CHECKING:
@@ -89,9 +90,9 @@ class Cta:
         if kind == "sink":
             return np.zeros(LANES, key[1])
         if kind == "special":
-            return self._special(key[1], warp).astype(key[2])
+            return same(self._special(key[1], warp).astype(key[2]))
         symbol, addend, dtype = key[1], key[2], key[4]
-        return np.full(LANES, self.symbol_address(symbol) + addend, np.uint64).astype(dtype)
+        return same(np.full(LANES, self.symbol_address(symbol) + addend, np.uint64).astype(dtype))
 
     def symbol_address(self, symbol: Symbol) -> int:
         """Address of a variable in its own state space (parameters: generic)."""
@@ -263,13 +264,10 @@ class Grid:
         for kind in self.kernel.entry.registers:
             if kind.name not in poison:
                 raw = _POISON.get(kind.nbytes, 0) if kind.kind != "p" else 0
-                poison[kind.name] = np.full(LANES, raw, kind.store)
+                poison[kind.name] = same(np.full(LANES, raw, kind.store))
             registers.append(poison[kind.name])
         for key in self.kernel.slots.keys:
-            array = np.full(LANES, key[1], key[2]) if key[0] == "const" else None
-            if array is not None:
-                array.flags.writeable = False
-            registers.append(array)
+            registers.append(same(np.full(LANES, key[1], key[2])) if key[0] == "const" else None)
         return registers
 
     @property
