@@ -19,7 +19,14 @@ settings.load_profile("moegen")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kernels", help="folder that keeps compiled sm_90a test kernels between runs")
+    parser.addoption("--kernels", help="folder of compiled sm_90a test kernels; hopper/prebuild.py fills it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if kept := config.getoption("--kernels"):
+        from runtime import packages
+
+        packages.KEPT = (Path(kept) / packages.STORE,)
 
 
 def is_h200_present() -> bool:

@@ -28,21 +28,28 @@ STREAMS = {
     **{f"fp16_{name}": case for name, case in stream_cases().items()},
     **{f"products_{name}": case for name, case in quantizing_cases().items()},
 }
+LAYER: dict[str, Any] = {
+    "geometry": {"hidden": 144, "intermediate": 208, "experts": 7, "top_k": 3},
+    "tune": {"pipelines": 3, "tokens": [40], "routing": ["uniform"]},
+    "epilogues": ["interleaved", "compact"],
+}
 W4A16: dict[str, Any] = {
+    **LAYER,
     "activations": {"format": "bf16", "dtype": "fp16"},
     "scale_layout": {"weights": "swizzle_128x4"},
     "numerics": {"gate_round": "fp32"},
-    "epilogues": ["interleaved", "compact"],
 }
 W4A4: dict[str, Any] = {
+    **LAYER,
     "activations": {
         "format": "nvfp4",
         "dtype": "fp16",
         "activation_scale": {"gemm1": "static", "gemm2": "dynamic_tensor"},
     },
     "numerics": {"pre_quant_round": "fp32"},
-    "epilogues": ["interleaved", "compact"],
 }
+PACKAGES = [W4A16, W4A4]
+"""Every package that these tests build."""
 
 
 def block_cases() -> dict[str, HopperCase]:
@@ -93,13 +100,10 @@ def test_the_whole_layer_kernel(hopper_workshop: Workshop, place: str) -> None:
         check_call(variant, case, given, call, byte)
 
 
-@pytest.mark.parametrize("formats", [W4A16, W4A4], ids=["w4a16", "w4a4"])
-def test_every_pipeline_of_a_layer_passes_verification(tmp_path: Path, formats: dict[str, Any]) -> None:
-    geometry = {"hidden": 144, "intermediate": 208, "experts": 7, "top_k": 3}
-    made = gpu_package(
-        tmp_path, geometry=geometry, tune={"pipelines": 3, "tokens": [40], "routing": ["uniform"]}, **formats
-    )
+@pytest.mark.parametrize("changes", PACKAGES, ids=["w4a16", "w4a4"])
+def test_every_pipeline_of_a_layer_passes_verification(tmp_path: Path, changes: dict[str, Any]) -> None:
+    made = gpu_package(tmp_path, **changes)
     book = load(made.directory, target=Target.SM_90A, store=made.store).book
     checks = list(verify_pipelines(book))
-    assert len(checks) >= len(formats["epilogues"])
+    assert len(checks) >= len(changes["epilogues"])
     assert not [f"{check.pipeline}: {check.reason}" for check in checks if not check.passed]

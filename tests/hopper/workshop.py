@@ -65,12 +65,13 @@ class Workshop:
         """What the compilers said of a compiled variant."""
         return (self.directory(variant) / "log").read_text()
 
-    def prepare(self, variants: Sequence[Variant]) -> None:
-        """Compiles what is missing, side by side; every compile must succeed, without spills."""
+    def prepare(self, variants: Sequence[Variant], jobs: int | None = None) -> None:
+        """Compiles what is missing, ``jobs`` (default: the cores) side by side; every compile must succeed, without
+        spills."""
         with work_lock(self.folder / "lock", timeout_s=600):  # several processes of one run may share the folder
-            self._compile_missing(variants)
+            self._compile_missing(variants, jobs or os.cpu_count() or 1)
 
-    def _compile_missing(self, variants: Sequence[Variant]) -> None:
+    def _compile_missing(self, variants: Sequence[Variant], parallel: int) -> None:
         missing = {item.name: item for item in variants if item.name not in self._folders}
         names: dict[str, str] = {}
         jobs: list[CompileJob] = []
@@ -102,4 +103,4 @@ class Workshop:
         unique = {job.name: job for job in jobs}
         if unique:
             with tempfile.TemporaryDirectory(dir=self.folder) as work:
-                Nvcc("sm_90a").compile(list(unique.values()), Path(work), os.cpu_count() or 1, done)
+                Nvcc("sm_90a").compile(list(unique.values()), Path(work), parallel, done)

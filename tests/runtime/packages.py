@@ -1,7 +1,7 @@
 """Small generated packages for the tests: any corner of the spec, on the torch reference or on g++ kernels."""
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from moegen.numerics.reference import run_pipeline
 from moegen.runtime import LoadedPackage, MoELayer, load
 from moegen.store.artifacts import ArtifactStore
 
+STORE = "store"
+KEPT: tuple[Path, ...] = ()
+"""Stores of kernels built before the session: ``pytest --kernels``."""
 # No two of H, I, 2I, E and T·k of the tests are equal.
 SPEC: dict[str, Any] = {
     "name": "tiny",
@@ -83,8 +86,8 @@ def compiled_package(spec: dict[str, Any], folder: Path) -> TestPackage:
     return made
 
 
-def gpu_package(folder: Path, **changes: Any) -> TestPackage:
-    """A package built for sm_90a as the catalog plans it: SPEC at a larger geometry, with whole sections replaced by
+def generate_gpu_package(folder: Path, **changes: Any) -> TestPackage:
+    """A package for sm_90a as the catalog plans it: SPEC at a larger geometry, with whole sections replaced by
     ``changes``."""
     spec = spec_with(
         geometry={"hidden": 256, "intermediate": 160, "experts": 7},
@@ -92,10 +95,21 @@ def gpu_package(folder: Path, **changes: Any) -> TestPackage:
         schedules=None,
         tune={"pipelines": 3, "tokens": [64]},
     )
-    made = generate_package(spec | changes, folder)
-    report = build(made.directory, [Target.SM_90A], store=made.store)
+    return generate_package(spec | changes, folder)
+
+
+def build_for_gpu(made: TestPackage, store: ArtifactStore, jobs: int | None = None) -> None:
+    """Builds what the store and its packs lack."""
+    report = build(made.directory, [Target.SM_90A], store=store, jobs=jobs)
     assert not report.disabled
     assert not report.failed, report.failed[0].log
+
+
+def gpu_package(folder: Path, **changes: Any) -> TestPackage:
+    """A package built for sm_90a: see :func:`generate_gpu_package`."""
+    made = generate_gpu_package(folder, **changes)
+    made = replace(made, store=ArtifactStore(made.store.home, KEPT))
+    build_for_gpu(made, made.store)
     return made
 
 

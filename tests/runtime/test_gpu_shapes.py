@@ -24,6 +24,7 @@ W4A16: dict[str, Any] = {
     "scale_layout": {"weights": "swizzle_128x4"},
     "numerics": {"gate_round": "fp32"},
 }
+INTERMEDIATE = (704, 640)
 FEW: dict[str, Any] = {"pipelines": 3, "tokens": [40], "routing": ["uniform"]}
 SHAPES = {
     "fr_09_scale_columns_of_5_and_29": {"hidden": 80, "intermediate": 464, "experts": 7, "top_k": 3},
@@ -33,25 +34,55 @@ SHAPES = {
 }
 
 
+MODES = {"w4a4": ["interleaved", "compact", "fused_fp4"], "w4a16": ["interleaved", "compact"]}
+EXPERTS = {"uneven": (6, 40, 0, 18), "hot": (0,) * 31 + (257,)}
+RANKS = (1, 2, 4)
+
+
+def every_mode(name: str, formats: str) -> dict[str, Any]:
+    """A shape with every epilogue of a format."""
+    fields = W4A16 if formats == "w4a16" else {}
+    return {"geometry": SHAPES[name], "epilogues": MODES[formats], "tune": FEW, **fields}
+
+
+def compact(hidden: int, intermediate: int, experts: int, top_k: int) -> dict[str, Any]:
+    """A W4A16 layer."""
+    geometry = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
+    return {"geometry": geometry, "epilogues": ["compact"], "tune": FEW, **W4A16}
+
+
+def share(intermediate: int, ranks: int) -> dict[str, Any]:
+    """What each of some tensor-parallel ranks computes."""
+    return compact(256, intermediate // ranks, 3, 2)
+
+
+PACKAGES = [
+    *(every_mode(name, formats) for name in SHAPES for formats in MODES),
+    *(compact(80, 144, len(counts), 1) for counts in EXPERTS.values()),
+    *(share(intermediate, ranks) for intermediate in INTERMEDIATE for ranks in RANKS),
+]
+"""Every package that these tests build."""
+
+
 def loaded(made: TestPackage, **options: object) -> LoadedPackage:
     return load(made.directory, target=Target.SM_90A, store=made.store, **options)
 
 
-@pytest.mark.parametrize("formats", [{}, W4A16], ids=["w4a4", "w4a16"])
+@pytest.mark.parametrize("formats", MODES)
 @pytest.mark.parametrize("name", SHAPES)
-def test_fr_16_every_pipeline_passes_verification(tmp_path: Path, name: str, formats: dict[str, Any]) -> None:
+def test_fr_16_every_pipeline_passes_verification(tmp_path: Path, name: str, formats: str) -> None:
     """One token and 33 fill no scale tile, and three poisons must not show."""
-    modes = ["interleaved", "compact"] if formats else ["interleaved", "compact", "fused_fp4"]
-    made = gpu_package(tmp_path, geometry=SHAPES[name], epilogues=modes, tune=FEW, **formats)
+    made = gpu_package(tmp_path, **every_mode(name, formats))
     checks = list(verify_pipelines(loaded(made).book))
-    assert len(checks) >= len(modes)
+    assert len(checks) >= len(MODES[formats])
     assert not [f"{check.pipeline}: {check.reason}" for check in checks if not check.passed]
 
 
-@pytest.mark.parametrize(("experts", "counts"), [(4, (6, 40, 0, 18)), (32, (0,) * 31 + (257,))], ids=["uneven", "hot"])
-def test_fr_07_empty_and_hot_experts(tmp_path: Path, experts: int, counts: tuple[int, ...]) -> None:
-    geometry = {"hidden": 80, "intermediate": 144, "experts": experts, "top_k": 1}
-    made = gpu_package(tmp_path, geometry=geometry, epilogues=["compact"], tune=FEW, **W4A16)
+@pytest.mark.parametrize("name", EXPERTS)
+def test_fr_07_empty_and_hot_experts(tmp_path: Path, name: str) -> None:
+    counts = EXPERTS[name]
+    experts = len(counts)
+    made = gpu_package(tmp_path, **compact(80, 144, experts, 1))
     layer = loaded(made, max_tokens=300).from_tensors(random_weights(experts, 80, 144, 3))
     spoil_idle(layer, torch.tensor(counts, device="cuda") == 0)
     ids = torch.repeat_interleave(torch.arange(experts), torch.tensor(counts))[:, None]
@@ -74,20 +105,17 @@ def spoil_idle(layer: MoELayer, idle: torch.Tensor) -> None:
                     tensor[idle] = 0xFF if tensor.dtype is torch.uint8 else torch.nan
 
 
-@pytest.mark.parametrize("intermediate", [704, 640])
+@pytest.mark.parametrize("intermediate", INTERMEDIATE)
 def test_fr_08_tensor_parallel_shares_sum_to_the_whole(tmp_path: Path, intermediate: int) -> None:
     outputs = {}
     weights = random_weights(3, 256, intermediate, 4)
-    for ranks in (1, 2, 4):
-        share = intermediate // ranks
-        geometry = {"hidden": 256, "intermediate": share, "experts": 3, "top_k": 2}
-        made = gpu_package(tmp_path / str(ranks), geometry=geometry, epilogues=["compact"], tune=FEW, **W4A16)
-        package = loaded(made)
+    for ranks in RANKS:
+        package = loaded(gpu_package(tmp_path / str(ranks), **share(intermediate, ranks)))
         total = torch.zeros(40, 256, device="cuda")
         for rank in range(ranks):
             layer = package.from_tensors(weights.intermediate_slice(rank, ranks))
             x, ids, routed = (tensor.cuda() for tensor in make_inputs(layer, 40, experts=3))
             total += layer(x, ids, routed).float()
         outputs[ranks] = total
-    for ranks in (2, 4):
+    for ranks in RANKS[1:]:
         assert (outputs[ranks] - outputs[1]).norm() / outputs[1].norm() <= 1e-2

@@ -1,6 +1,7 @@
 """Sizes that 16 and 32 bits do not hold, on a GPU: grids, rows and weights."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,27 @@ from moegen.tune.verify import exact_inputs, exact_weights
 
 pytestmark = pytest.mark.gpu
 UNIFORM = parse_routing("uniform")
+WIDE: dict[str, Any] = {
+    "activations": {"format": "bf16"},
+    "scale_layout": {"weights": "swizzle_128x4"},
+    "numerics": {"gate_round": "fp32"},
+    "epilogues": ["compact"],
+}
+SCHEDULE = {"warpgroups": [4], "tiles": [1], "blocks": [1]}
+TALL: dict[str, Any] = {
+    **WIDE,
+    "geometry": {"hidden": 7168, "intermediate": 64, "experts": 8, "top_k": 8},
+    "schedules": {"sm_90a": {"ladder": ["n16", "n64_128"], **SCHEDULE}},
+    "tune": {"pipelines": 12, "tokens": [4, 4096]},
+}
+BANK: dict[str, Any] = {
+    **WIDE,
+    "geometry": {"hidden": 7168, "intermediate": 2048, "experts": 256, "top_k": 1},
+    "schedules": {"sm_90a": {"ladder": ["n16"], **SCHEDULE}},
+    "tune": {"pipelines": 12, "tokens": [8]},
+}
+PACKAGES: list[dict[str, Any]] = [{}, TALL, BANK]
+"""Every package that these tests build."""
 
 
 def loaded(made: TestPackage, **options: object) -> LoadedPackage:
@@ -49,16 +71,7 @@ def test_fr_11_more_slots_and_tokens_than_a_grid_axis_holds(tmp_path: Path) -> N
 @pytest.fixture(scope="module")
 def tall(tmp_path_factory: pytest.TempPathFactory) -> TestPackage:
     """H = 7168 with eight routes a token: from token 37,450 on, row · H passes 2^31 elements."""
-    return gpu_package(
-        tmp_path_factory.mktemp("tall"),
-        geometry={"hidden": 7168, "intermediate": 64, "experts": 8, "top_k": 8},
-        activations={"format": "bf16"},
-        scale_layout={"weights": "swizzle_128x4"},
-        numerics={"gate_round": "fp32"},
-        epilogues=["compact"],
-        schedules={"sm_90a": {"ladder": ["n16", "n64_128"], "warpgroups": [4], "tiles": [1], "blocks": [1]}},
-        tune={"pipelines": 12, "tokens": [4, 4096]},
-    )
+    return gpu_package(tmp_path_factory.mktemp("tall"), **TALL)
 
 
 @pytest.mark.parametrize("gathers", [True, False], ids=["gather op", "gathering gemm"])
@@ -81,16 +94,7 @@ def test_fr_12_rows_beyond_2_31_elements(tall: TestPackage, gathers: bool) -> No
 
 def test_fr_12_weight_bank_beyond_2_31_bytes(tmp_path: Path) -> None:
     """256 experts of 4096 x 7168 are 4.2e9 packed bytes; every token goes to the last one."""
-    made = gpu_package(
-        tmp_path,
-        geometry={"hidden": 7168, "intermediate": 2048, "experts": 256, "top_k": 1},
-        activations={"format": "bf16"},
-        scale_layout={"weights": "swizzle_128x4"},
-        numerics={"gate_round": "fp32"},
-        epilogues=["compact"],
-        schedules={"sm_90a": {"ladder": ["n16"], "warpgroups": [4], "tiles": [1], "blocks": [1]}},
-        tune={"pipelines": 12, "tokens": [8]},
-    )
+    made = gpu_package(tmp_path, **BANK)
     package = loaded(made, pipeline=with_ops(made, OpKind.GEMM1))
     shape = package_shape(package.book)
     layer = package.from_tensors(make_weights(shape, 5, torch.device("cuda")))

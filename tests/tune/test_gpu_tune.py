@@ -17,12 +17,14 @@ from tests.cli.calls import call
 
 pytestmark = pytest.mark.gpu
 TUNE = {"pipelines": 4, "tokens": [1, 40, 600], "routing": ["uniform", {"zipf": 1.0}]}
+PACKAGES = [{"tune": TUNE}]
+"""Every package that these tests build."""
 
 
 def test_a_package_is_tuned_and_served_from_its_table(
     tmp_path: Path, private_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = gpu_package(tmp_path, tune=TUNE)
+    made = gpu_package(tmp_path, **PACKAGES[0])
     monkeypatch.setenv("MOEGEN_HOME", str(made.store.home))
     report = json.loads(call("tune", made.directory, "--target", "sm_90a", "--effort", "quick", "--json"))
     assert report["session"]["ending"] == "done"
