@@ -49,7 +49,7 @@ __device__ __forceinline__ void multiply_unit(BlockSums<L>& acc, uint32_t (&a)[2
                                               uint32_t weights, uint32_t release) {
   using Element = typename L::Element;
   const int thread = threadIdx.x % 128;
-  const bool releases = thread % 32 == 0 && release != 0;
+  const bool releases = release != 0;
   uint64_t descriptor = token_descriptor(tokens);
   uint32_t codes = weights + kScaleBytes + thread * 16;
   if constexpr (L::kTiles == 1) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void multiply_share(BlockSums<L>& acc, const BlockSha
     next += L::kGroups;
   } while (next < end);
   wgmma_wait<0>();
-  barrier_arrive_if(release, threadIdx.x % 32 == 0);
+  barrier_arrive(release);
 }
 
 // A warpgroup's part in an item; short items may have no unit for it. Accumulators stay within their branch: where two
@@ -176,8 +176,7 @@ __device__ void consume_items(const BlockArguments& p, const BlockShared<L>& sha
       arguments.alpha = p.w1_alpha, arguments.bias = p.w1_bias, arguments.out = p.h_rows;
       CompactRows<A>::template store<FirstTile>(arguments, item.work, acc, 0);
     }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared.item_stored(count));
+    barrier_arrive(shared.item_stored(count));
   }
 }
 

@@ -96,8 +96,7 @@ __device__ void publish_items(const BlockArguments& p, const BlockShared<L>& sha
     } else if (lane == 0) {
       count_release(p.scratch + P::kDoneWord + item.tile);
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared.item_free(count));
+    barrier_arrive(shared.item_free(count));
   }
 }
 

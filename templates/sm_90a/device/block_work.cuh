@@ -60,12 +60,12 @@ struct BlockShared {
     const int lane = threadIdx.x % 32;
     if (lane < P::kStages) {
       barrier_init(full(lane), 1 + 32);  // a weight warp's lane and all lanes of a token warp
-      barrier_init(empty(lane), 4);
+      barrier_init(empty(lane), 128);
     }
     if (lane < P::kItems) {
       barrier_init(item_full(lane), 1);
-      barrier_init(item_stored(lane), 4);
-      barrier_init(item_free(lane), 1);
+      barrier_init(item_stored(lane), 128);
+      barrier_init(item_free(lane), 32);
     }
     if (lane < 2) {
       barrier_init(sums_written(lane), P::kConsumers);
