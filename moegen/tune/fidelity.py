@@ -1,10 +1,12 @@
-"""How good the choices are: regret, flip rate between sessions, and replay, as pure functions over trials and
-choices."""
+"""How good the choices are: regret, at tuned points and between them, flip rate between sessions, and replay, as pure
+functions over trials and choices."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from moegen.store.tables import Point, Table
+from moegen.core.package import Pipeline
+from moegen.runtime.decision import Decider, Decision, Evidence
+from moegen.store.tables import Fit, Match, Point, Table
 from moegen.tune.select import Choice
 
 #: (tokens, routing label)
@@ -34,6 +36,47 @@ def regret(chosen: Mapping[Key, str], times_us: Mapping[Key, Mapping[str, float]
         return None
     worst = max(losses, key=lambda point: (losses[point], point))
     return Regret(mean=sum(losses.values()) / len(losses), worst=losses[worst], worst_at=worst)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """What a table decides at its own points while it does not have them. ``unknown``: points whose decision fell on a
+    pipeline that was not timed there to the end, so that its regret is not known."""
+
+    regret: Regret | None
+    decided: Mapping[Key, str]
+    unknown: tuple[Key, ...]
+
+
+def leave_one_out(table: Table, pipelines: Mapping[str, Pipeline]) -> LeftOut:
+    """Regret of decisions between tuned points: each point but the first and the last of its routing class is left out
+    in turn, decided from the rest, and held against the fastest that was timed there.
+
+    Args:
+        pipelines: of the table's numerics class, by name.
+    """
+    decided = {
+        (point.tokens, point.routing): _without(table, point, pipelines).pipeline
+        for routing in sorted({point.routing for point in table.points})
+        for point in [point for point in table.points if point.routing == routing][1:-1]
+    }
+    times_us = {(p.tokens, p.routing): {c.pipeline: c.median_us for c in p.candidates} for p in table.points}
+    return LeftOut(
+        regret=regret(decided, times_us),
+        decided=decided,
+        unknown=tuple(key for key, name in decided.items() if name not in times_us[key]),
+    )
+
+
+def _without(table: Table, left_out: Point, pipelines: Mapping[str, Pipeline]) -> Decision:
+    rest = replace(table, points=tuple(point for point in table.points if point != left_out))
+    decider = Decider(
+        pipelines=pipelines,
+        default=table.default,
+        evidence=[Evidence(table=rest, match=Match(fit=Fit.EXACT))],
+        routing=left_out.routing,
+    )
+    return decider.decide(left_out.tokens)
 
 
 def flip_rate(first: Mapping[Key, str], second: Mapping[Key, str]) -> float:

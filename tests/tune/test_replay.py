@@ -1,15 +1,17 @@
 """Trials recorded on a real machine select exactly what they selected then."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from moegen.store.database import Result, TrialDatabase
-from moegen.store.tables import Table, load
-from moegen.tune.fidelity import flip_rate, regret, times, winners
+from moegen.store.tables import Candidate, Point, Table, load
+from moegen.tune.fidelity import flip_rate, leave_one_out, regret, times, winners
 from moegen.tune.freeze import numerics_text, table_view
 from moegen.tune.policy import SelectPolicy
 from moegen.tune.select import Reason, choose
+from tests.tune.packages import fake_pipeline
 
 DATA = Path(__file__).parent / "data"
 DEFAULT = "fused_fp4-ordered-rt16-ad2ab34c"
@@ -61,3 +63,29 @@ def test_two_sessions_agree_and_what_they_chose_costs_little(results: list[Resul
     lost = regret(winners(first), times(second))
     assert lost is not None
     assert lost.worst < 0.1
+
+
+def test_decisions_between_tuned_points_are_held_against_the_points_left_out(table: Table) -> None:
+    timed = {
+        1: {"a": 10.0, "b": 30.0},
+        4: {"a": 40.0, "b": 30.0},  # from 1 and 16: a at 20, b at 60
+        16: {"a": 40.0, "b": 120.0},
+        64: {"b": 100.0},  # from 16 and 256: a at 80, b at 240
+        256: {"a": 160.0, "b": 480.0},
+    }
+    points = tuple(
+        Point(
+            tokens=tokens,
+            routing="uniform",
+            winner=min(times_us, key=lambda name: times_us[name]),
+            candidates=tuple(Candidate(pipeline=name, median_us=us) for name, us in times_us.items()),
+        )
+        for tokens, times_us in timed.items()
+    )
+    pipelines = {name: fake_pipeline(name, (f"g1-{name}", "g2")) for name in "ab"}
+    found = leave_one_out(replace(table, points=points, default="a"), pipelines)
+    assert found.decided == {(4, "uniform"): "a", (16, "uniform"): "b", (64, "uniform"): "a"}
+    assert found.unknown == ((64, "uniform"),)
+    assert found.regret is not None
+    assert (found.regret.worst, found.regret.worst_at) == (pytest.approx(2.0), (16, "uniform"))
+    assert found.regret.mean == pytest.approx((1 / 3 + 2.0) / 2)
