@@ -7,7 +7,7 @@ import typer
 
 from moegen.cli.console import show_json, show_line, show_table
 from moegen.cli.options import GENERATED, AsJson, Generated, OneTarget, PackageOrSpec
-from moegen.core.enums import Target
+from moegen.core.enums import Epilogue, Target
 from moegen.core.errors import MoegenError
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ def explain(
     package: PackageOrSpec,
     tokens: Annotated[list[int], typer.Option("--tokens", help="Token count of the call; may be repeated.")],
     target: OneTarget = Target.CPU,
-    routing: Annotated[str, typer.Option(help="Routing class whose trials decide.")] = "uniform",
+    routing: Annotated[str, typer.Option(help="Routing class whose trials decide: uniform, zipf=1, …")] = "uniform",
+    epilogue: Annotated[
+        Epilogue | None, typer.Option(help="Only this mode; one that rounds otherwise has tables of its own.")
+    ] = None,
     offline: Annotated[
         bool,
         typer.Option("--offline", help="Decide as the tables' machine would; needs neither its device nor kernels."),
@@ -32,15 +35,17 @@ def explain(
     """Walk from a call back to the line of the spec: decision, table, trials, artifacts, sources."""
     from moegen.cli.packages import load_package
     from moegen.runtime import load
+    from moegen.runtime.choice import Choice
     from moegen.runtime.explain import explain as why
     from moegen.runtime.explain import explain_offline
 
     directory, manifest = load_package(package, generated)
     if offline:
         evidence = _evidence(manifest, target, directory)
-        found = [explain_offline(manifest, directory, target, evidence, count, routing) for count in tokens]
+        choice = Choice(routing=routing, epilogue=epilogue)
+        found = [explain_offline(manifest, directory, target, evidence, count, choice) for count in tokens]
     else:
-        loaded = load(directory, target=target, routing=routing, max_tokens=max(*tokens, 1))
+        loaded = load(directory, target=target, routing=routing, epilogue=epilogue, max_tokens=max(*tokens, 1))
         found = [why(loaded, count) for count in tokens]
     if as_json:
         show_json([_plain(item) for item in found])

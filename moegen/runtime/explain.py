@@ -10,7 +10,7 @@ from moegen.core.enums import Target
 from moegen.core.errors import MoegenError, StoreError
 from moegen.core.package import Package, Pipeline
 from moegen.runtime.choice import Choice, matching
-from moegen.runtime.decision import UNIFORM, Decider, Decision, Evidence, bracket
+from moegen.runtime.decision import Decider, Decision, Evidence, bracket
 from moegen.runtime.workspace import plan_arena
 from moegen.store.database import DATABASE, Result, TrialDatabase
 from moegen.store.trials import Subject
@@ -106,7 +106,12 @@ def explain(loaded: "LoadedPackage", tokens: int) -> Explanation:
 
 
 def explain_offline(
-    package: Package, directory: Path, target: Target, evidence: Sequence[Evidence], tokens: int, routing: str = UNIFORM
+    package: Package,
+    directory: Path,
+    target: Target,
+    evidence: Sequence[Evidence],
+    tokens: int,
+    choice: Choice | None = None,
 ) -> Explanation:
     """What the machine of the tables would run, on a machine that has neither its device nor its kernels.
 
@@ -114,20 +119,20 @@ def explain_offline(
         package: the manifest, in ``directory``.
         evidence: tables of the layer; every pipeline of the manifest is taken as built.
         tokens: T, at least 1.
-        routing: routing class whose trials decide.
+        choice: routing class whose trials decide, and what else a caller of ``load`` may ask for.
 
     Raises:
         MoegenError: fewer tokens, or a target without pipelines.
     """
     if tokens < 1:
         raise MoegenError(f"{tokens} tokens: such a call launches nothing", "explain", "ask for 1 token or more")
-    offer = package.targets[target]
-    offered = {pipeline.name: pipeline for pipeline in matching(package, offer, Choice(routing=routing))}
+    offer, choice = package.targets[target], choice or Choice()
+    offered = {pipeline.name: pipeline for pipeline in matching(package, offer, choice)}
     if not offered:
         raise MoegenError(f"{package.name} offers no pipeline on {target.value}", str(directory), "moegen plan --why")
     numerics = next(iter(offered.values())).numerics
     mine = [item for item in evidence if item.table.numerics == numerics]
-    decider = Decider(pipelines=offered, default=offer.default, evidence=mine, routing=routing, notify=_nothing)
+    decider = Decider(pipelines=offered, default=offer.default, evidence=mine, routing=choice.routing, notify=_nothing)
     decision = decider.decide(tokens)
     pipeline, sources = offered[decision.pipeline], {source.variant: source for source in offer.sources}
     steps = [

@@ -138,6 +138,15 @@ def test_explain_walks_back_to_the_spec(chain: Chain) -> None:
     assert "decision   exact" in call("explain", chain.package, "--tokens", 5)
 
 
+@pytest.mark.parametrize("more", [(), ("--offline",)])
+def test_explain_takes_what_a_caller_may_ask_for(chain: Chain, more: tuple[str, ...]) -> None:
+    for mode in ("compact", "fused_fp4"):
+        said = chain.json("explain", chain.package, "--tokens", 5, "--epilogue", mode, *more)[0]
+        assert said["pipeline"].startswith(f"{mode}-")
+    skewed = chain.json("explain", chain.package, "--tokens", 5, "--routing", "zipf=1", *more)[0]
+    assert "no trials under zipf=1, uniform used" in skewed["reason"]
+
+
 def test_explain_offline_needs_no_kernels(chain: Chain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here, offline = (chain.json("explain", chain.package, "--tokens", 5, *more)[0] for more in ((), ("--offline",)))
     for name in ("pipeline", "source", "reason", "table", "rivals", "device"):
