@@ -1,5 +1,7 @@
 """Both gemms on the GPU, bit for bit against the reference on exact-sum data, over the covering sets."""
 
+from typing import Any
+
 import pytest
 from hopper.cases import private_buffers
 from hopper.compare import check_op
@@ -21,8 +23,11 @@ def variants() -> list[Variant]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled(hopper_workshop: Workshop) -> None:
-    hopper_workshop.prepare(variants())
+def compiled(request: pytest.FixtureRequest, hopper_workshop: Workshop) -> None:
+    """Kernels of the selected rows, side by side."""
+    mine = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
+    rows: list[Any] = [item.callspec.params["row"] for item in mine if hasattr(item, "callspec")]
+    hopper_workshop.prepare([variant_of(row) for row in rows])
 
 
 @pytest.mark.parametrize("row", ROWS, ids=row_name)
