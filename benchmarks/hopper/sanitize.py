@@ -1,7 +1,7 @@
 """Runs the GPU tests of single kernels under compute-sanitizer, side by side, and prints what each run ended with.
 
     PYTHONPATH=.:tests python -m hopper.prebuild KERNELS
-    python -m benchmarks.hopper.sanitize KERNELS --out FOLDER [--jobs 16] [--tools memcheck,racecheck,synccheck]
+    python -m benchmarks.hopper.sanitize KERNELS --out FOLDER [--jobs 16] [--tools memcheck,racecheck] [--parts gemm1]
 
 The parts hold every kernel family. Gemms run on the geometries that fill token tiles of every width (301 tokens, three
 experts) or whose rings of stages wrap (K of 2064 and 1616); results are compared with the reference as in any test run.
@@ -64,11 +64,11 @@ def run(tool: str, part: str, kernels: Path, out: Path) -> Run:
     return Run(tool=tool, part=part, summary=summary, tests=tests, clean=clean)
 
 
-def run_all(tools: list[str], kernels: Path, out: Path, jobs: int) -> Iterator[Run]:
+def run_all(tools: list[str], parts: list[str], kernels: Path, out: Path, jobs: int) -> Iterator[Run]:
     """Every part under every tool, in a fixed order."""
     out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(jobs) as pool:
-        yield from pool.map(lambda pair: run(pair[0], pair[1], kernels, out), product(tools, PARTS))
+        yield from pool.map(lambda pair: run(pair[0], pair[1], kernels, out), product(tools, parts))
 
 
 def main() -> None:
@@ -77,9 +77,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=16)
     parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--parts", default="", help="regular expression for names of parts")
     options = parser.parse_args()
+    parts = [part for part in PARTS if re.search(options.parts, part)]
     clean = True
-    for found in run_all(options.tools.split(","), options.kernels, options.out, options.jobs):
+    for found in run_all(options.tools.split(","), parts, options.kernels, options.out, options.jobs):
         print(f"| {found.part} | {found.tool} | {found.summary} | {found.tests} |", flush=True)
         clean &= found.clean
     sys.exit(0 if clean else 1)
