@@ -61,9 +61,9 @@ def shared_descriptor(bits: int, blackwell: bool) -> SharedDescriptor:
     return SharedDescriptor(start, lead, stride, spans[code])
 
 
-@lru_cache(maxsize=512)
-def k_major_index(d: SharedDescriptor, rows: int, row_bytes: int) -> Any:
-    """Byte addresses of a K-major operand tile: int64 [rows, 16-byte chunks].
+@lru_cache(maxsize=1024)
+def k_major_chunks(d: SharedDescriptor, rows: int, row_bytes: int) -> Any:
+    """Numbers of the 16-byte chunks of shared memory that hold a K-major operand tile: int64 [rows, chunks of a row].
 
     Swizzled: rows of ``span`` bytes in groups of 8, groups ``stride`` apart; a K offset inside the span has been
     added to the start. Unswizzled: 8 rows x 16 bytes cores, ``lead`` apart along K and ``stride`` apart along the rows.
@@ -71,11 +71,12 @@ def k_major_index(d: SharedDescriptor, rows: int, row_bytes: int) -> Any:
     r = np.arange(rows, dtype=np.int64)[:, None]
     chunk = np.arange(row_bytes // 16, dtype=np.int64)[None, :]
     if d.span:
-        index = swizzle(d.start + (r // 8) * d.stride + (r % 8) * d.span + chunk * 16, d.span)
+        address = swizzle(d.start + (r // 8) * d.stride + (r % 8) * d.span + chunk * 16, d.span)
     else:
-        index = d.start + (r // 8) * d.stride + (r % 8) * 16 + chunk * d.lead
-    index.flags.writeable = False
-    return index
+        address = d.start + (r // 8) * d.stride + (r % 8) * 16 + chunk * d.lead
+    numbers = address >> 4
+    numbers.flags.writeable = False
+    return numbers
 
 
 @lru_cache(maxsize=512)

@@ -1,5 +1,6 @@
 """tcgen05: tensor-memory allocation, loads, stores, copies from shared memory, commit and waits."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -244,18 +245,24 @@ def descriptor_at(w: "Warp", bits: int) -> SharedDescriptor:
         raise
 
 
-def shared_chunks(cta: Cta, addresses: Any, site: Site) -> Any:
-    """16-byte chunks at shared byte addresses (of any shape), as u8 [..., 16]."""
+def shared_chunks(cta: Cta, chunks: Any, site: Site) -> Any:
+    """16-byte chunks of shared memory (numbers of any shape), as u8 [..., 16]."""
     try:
-        chunks = cta.shared.views[16].take(addresses >> 4)
+        found = cta.shared.views[16].take(chunks)
     except IndexError:
-        site.fault(Check.OUT_OF_BOUNDS, f"a matrix descriptor reaches {int(addresses.max()):#x}", int(addresses.max()))
+        highest = 16 * int(chunks.max())
+        site.fault(Check.OUT_OF_BOUNDS, f"a matrix descriptor reaches {highest:#x}", highest)
         raise
-    return chunks.view(np.uint8).reshape(*addresses.shape, 16)
+    return found.view(np.uint8).reshape(*chunks.shape, 16)
 
 
-#: Of each of the 32 rows of a copy: group of eight rows, and byte offset in it.
-_CP_GROUP, _CP_ROW = np.arange(32, dtype=np.int64) // 8, np.arange(32, dtype=np.int64) % 8 * 16
+@lru_cache(maxsize=1024)
+def _copied_chunks(d: SharedDescriptor) -> Any:
+    """Numbers of the chunks of 32 rows, in groups of eight."""
+    row = np.arange(32, dtype=np.int64)
+    chunks = (d.start + row // 8 * d.stride + row % 8 * 16) >> 4
+    chunks.flags.writeable = False
+    return chunks
 
 
 @instruction("tcgen05.cp.cta_group::{1,2}.32x128b.warpx4")
@@ -270,7 +277,7 @@ def _cp(e: Emit) -> Lowered:
         d = descriptor_at(w, int(w.R[descriptor][lane]))
         if d.span:
             w.cta.machine.fault(w, Check.DESCRIPTOR, "tcgen05.cp of a swizzled matrix is not implemented")
-        addresses = d.start + _CP_GROUP * d.stride + _CP_ROW
+        chunks = _copied_chunks(d)
         ctas = pair_of(w, two)
         for cta in ctas:
             try:
@@ -281,10 +288,10 @@ def _cp(e: Emit) -> Lowered:
 
         def copy() -> None:
             for cta in ctas:
-                words = shared_chunks(cta, addresses, site).view(np.uint32).reshape(32, 4)
+                words = shared_chunks(cta, chunks, site).view(np.uint32).reshape(32, 4)
                 cta.tmem.data[:, column : column + 4].reshape(4, 32, 4)[:] = words
                 if ticket is not None:
-                    ticket.read_chunks(cta, addresses, Check.PROXY_FENCE_OPERAND)
+                    ticket.read_chunks(cta, chunks, Check.PROXY_FENCE_OPERAND)
                     ticket.tmem_write(cta, TMEM_LANES, column, 4)
 
         machine.count_bytes("shared read", 512 * len(ctas))

@@ -6,7 +6,7 @@ import numpy as np
 
 from moegen.ptx import groups, numerics
 from moegen.ptx.asyncs import Operation
-from moegen.ptx.descriptors import DescriptorError, SharedDescriptor, k_major_index, mn_major_index, shared_descriptor
+from moegen.ptx.descriptors import DescriptorError, SharedDescriptor, k_major_chunks, mn_major_index, shared_descriptor
 from moegen.ptx.dtypes import ALL, LANES, Mask
 from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.isa_copy import Site, wait_groups
@@ -116,13 +116,12 @@ def _tile(cta: Cta, d: SharedDescriptor, rows: int, depth: int, name: str, mn: b
         index = mn_major_index(d, rows, depth, size, False)
         raw = cta.shared.data[index[..., None] + np.arange(size)]
         flat = np.ascontiguousarray(np.moveaxis(raw.reshape(depth, rows, size), 0, 1)).reshape(rows, -1)
-        touched = np.unique(index & ~15)
+        chunks = np.unique(index >> 4)
     else:
-        index = k_major_index(d, rows, depth * size)
-        touched = index
-        flat = cta.shared.views[16][index >> 4].view(np.uint8).reshape(rows, -1)
+        chunks = k_major_chunks(d, rows, depth * size)
+        flat = cta.shared.views[16][chunks].view(np.uint8).reshape(rows, -1)
     if ticket is not None:
-        ticket.read_chunks(cta, touched, Check.PROXY_FENCE_OPERAND)
+        ticket.read_chunks(cta, chunks, Check.PROXY_FENCE_OPERAND)
     return decode_bytes(flat, name, packed=False)
 
 

@@ -15,17 +15,18 @@ MANY = 32
 _LANE_BITS = 6
 _LANES = np.uint64((1 << _LANE_BITS) - 1)
 _ONE = np.uint64(1)
+_WRITE, _READ = 0, 1
 
 
 class LaneShadow:
-    """Phase and lane of the last write and of the reads since, per granule, as phase << 6 | lane.
+    """Phase and lane of the last write and of the reads since, per granule, each as phase << 6 | lane.
 
     All begins as zeros, which cost memory only where an access falls: allocations may have gigabytes.
     """
 
     def __init__(self, size: int) -> None:
-        self.write = np.zeros(size, np.uint64)
-        self.read = np.zeros(size, np.uint64)
+        self.pairs = np.zeros((size, 2), np.uint64)
+        self._whole = self.pairs.view(np.complex128)[:, 0]  # moves both at once
 
     def access(self, at: Any, lanes: Any, phase: int, write: bool) -> int | None:
         """Checks and records an access.
@@ -40,21 +41,17 @@ class LaneShadow:
             Position of a granule that another lane accessed since the last synchronisation, or None.
         """
         mine = np.asarray(lanes, np.uint64) | np.uint64(phase + 1 << _LANE_BITS)  # zero is no phase
-        clash = _other_lane(self.write[at], mine)
-        shared = _other_lane(self.read[at], mine)
+        held = self._whole.take(at).view(np.uint64).reshape(-1, 2)
+        # One phase and different lanes: the difference lies in the lane's bits and is not zero.
+        other = (held ^ mine[:, None]) - _ONE < _LANES
         if write:
-            clash |= shared
-            self.write[at] = mine
-        else:
-            self.read[at] = mine
-            # Several lanes read it, in this instruction or before it.
-            several = shared | (self.read[at] != mine)
-            if several.any():
-                self.read[at[several]] = np.uint64(phase + 1 << _LANE_BITS | MANY)
-        place = clash.tobytes().find(1)
+            self.pairs[at, _WRITE] = mine
+            place = other.tobytes().find(1)
+            return None if place < 0 else place // 2
+        self.pairs[at, _READ] = mine
+        # Several lanes read it, in this instruction or before it.
+        several = other[:, _READ] | (self.pairs[at, _READ] != mine)
+        if 1 in several.tobytes():
+            self.pairs[at[several], _READ] = np.uint64(phase + 1 << _LANE_BITS | MANY)
+        place = other[:, _WRITE].tobytes().find(1)
         return None if place < 0 else place
-
-
-def _other_lane(held: Any, mine: Any) -> Any:
-    """Where two numbers have one phase and different lanes: the difference lies in the lane's bits and is not zero."""
-    return (held ^ mine) - _ONE < _LANES

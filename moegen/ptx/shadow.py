@@ -63,28 +63,56 @@ class Shadow(Numbered[State]):
         Returns:
             Findings, at most one per check and other thread.
         """
-        states = self.states
-        new, bad, nobody = [], [], []
-        for number in touched.distinct:
-            state = states[number]
-            if state.writer == NOBODY:
-                nobody.append(number)
-            elif clock[state.writer] < state.clock:
-                bad.append(number)
-            readers = state.readers
-            if readers.get(thread) != (value, pc):
-                number = self.add(state._replace(readers=readers | {thread: (value, pc)}))
-            new.append(number)
-        found = self._overwritten(touched, bad) if bad else []
-        if nobody:
-            found.append(Finding(Check.UNINITIALISED, touched.where(nobody), NOBODY, 0, 0))
-        touched.replace(new)
+        found = self._check_read(touched, clock)
+        touched.replace([self._after_read(number, thread, value, pc) for number in touched.distinct])
         return found
 
     def write(
         self, touched: Touched, thread: int, value: int, clock: Any, pc: int, atomic: bool = False
     ) -> list[Finding]:
         """Checks and records a write; see :meth:`read`."""
+        found = self._check_write(touched, thread, clock, atomic)
+        touched.fill(self._after_write(thread, value, pc, atomic))
+        return found
+
+    def update(
+        self, touched: Touched, thread: int, value: int, clock: Any, pc: int
+    ) -> tuple[list[Finding], list[Finding]]:
+        """A read and a write of the same granules by one operation: findings of each; see :meth:`read`."""
+        found = self._check_read(touched, clock), self._check_write(touched, thread, clock, atomic=False)
+        touched.fill(self._after_write(thread, value, pc, atomic=False))
+        return found
+
+    def _after_read(self, number: int, thread: int, value: int, pc: int) -> int:
+        key = (number, thread, value, pc)
+        new = self.made.get(key)
+        if new is None:
+            state = self.states[number]
+            readers = state.readers | {thread: (value, pc)}
+            new = self.made[key] = self.add(State(state.writer, state.clock, state.pc, state.atomic, readers))
+        return new
+
+    def _after_write(self, thread: int, value: int, pc: int, atomic: bool) -> int:
+        key = (thread, value, pc, atomic)
+        new = self.made.get(key)
+        if new is None:
+            new = self.made[key] = self.add(State(thread, value, pc, atomic, {}))
+        return new
+
+    def _check_read(self, touched: Touched, clock: Any) -> list[Finding]:
+        bad, nobody = [], []
+        for number in touched.distinct:
+            state = self.states[number]
+            if state.writer == NOBODY:
+                nobody.append(number)
+            elif clock[state.writer] < state.clock:
+                bad.append(number)
+        found = self._overwritten(touched, bad) if bad else []
+        if nobody:
+            found.append(Finding(Check.UNINITIALISED, touched.where(nobody), NOBODY, 0, 0))
+        return found
+
+    def _check_write(self, touched: Touched, thread: int, clock: Any, atomic: bool) -> list[Finding]:
         bad, behind = [], set()
         for number in touched.distinct:
             state = self.states[number]
@@ -94,9 +122,7 @@ class Shadow(Numbered[State]):
                 if other != thread and when > clock[other]:
                     behind.add(other)
         found = self._overwritten(touched, bad) if bad else []
-        found += [self._unfinished(touched, other, clock) for other in sorted(behind)]
-        touched.fill(self.add(State(thread, value, pc, atomic, {})))
-        return found
+        return found + [self._unfinished(touched, other, clock) for other in sorted(behind)]
 
     def _first(self, touched: Touched, mask: Any) -> State:
         return self.states[int(touched.numbers[mask][0])]

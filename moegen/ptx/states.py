@@ -67,6 +67,7 @@ class Numbered(Generic[S]):
     Attributes:
         numbers: one per granule; 0 is the state of untouched ones.
         states: by number.
+        made: numbers of states that were made lately, by whatever keys their maker chooses.
     """
 
     def __init__(self, shape: Any, untouched: S) -> None:
@@ -74,6 +75,7 @@ class Numbered(Generic[S]):
         flat = self.numbers.reshape(-1)
         self._chunks = flat[: flat.size // PER_CHUNK * PER_CHUNK].view(_CHUNK)
         self.states: list[S] = [untouched]
+        self.made: dict[Any, int] = {}
         self._room = _MANY if flat.size <= _SEARCHED else 1 << 62
 
     def at(self, index: Any) -> Touched:
@@ -105,4 +107,5 @@ class Numbered(Generic[S]):
         used = np.union1d(self.numbers, [0])
         self.states = [self.states[k] for k in used.tolist()]
         self.numbers[...] = np.searchsorted(used, self.numbers)
+        self.made.clear()
         self._room = _MANY + 2 * used.size

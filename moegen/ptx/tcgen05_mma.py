@@ -15,7 +15,7 @@ from moegen.ptx.descriptors import (
     SharedDescriptor,
     block_scaled,
     dense,
-    k_major_index,
+    k_major_chunks,
     mn_major_index,
 )
 from moegen.ptx.dtypes import Mask
@@ -80,14 +80,14 @@ def operand(
         index = mn_major_index(d, rows, depth, size, True)
         raw = cta.shared.data[index[..., None] + np.arange(size)] if size > 1 else cta.shared.data[index]
         if ticket is not None:
-            ticket.read_chunks(cta, np.unique(index & ~15), Check.PROXY_FENCE_OPERAND)
+            ticket.read_chunks(cta, np.unique(index >> 4), Check.PROXY_FENCE_OPERAND)
         flat = np.ascontiguousarray(np.moveaxis(raw.reshape(depth, rows, size), 0, 1)).reshape(rows, -1)
         return decode_bytes(flat, name, packed)
     row_bytes = depth // 2 if packed and name == "e2m1" else depth * size
-    index = k_major_index(d, rows, row_bytes)
-    raw = shared_chunks(cta, index, site).reshape(rows, row_bytes)
+    chunks = k_major_chunks(d, rows, row_bytes)
+    raw = shared_chunks(cta, chunks, site).reshape(rows, row_bytes)
     if ticket is not None:
-        ticket.read_chunks(cta, index, Check.PROXY_FENCE_OPERAND)
+        ticket.read_chunks(cta, chunks, Check.PROXY_FENCE_OPERAND)
     return decode_bytes(raw, name, packed)
 
 
@@ -221,8 +221,9 @@ class _Scaled:
                 a = -a
             sfa = scales(cta, self.sfa_column, rows, s.sfa, count, ticket)
             sfb = scales(cta, self.sfb_column, s.n, s.sfb, count, ticket)
-            c = accumulator(cta, self.d_column, rows, s.n, self.accumulate, ticket)
-            put(cta, self.d_column, numerics.finish(self._products(a, b, sfa, sfb, c, cta), "f32"), ticket)
+            c = accumulator(cta, self.d_column, rows, s.n, self.accumulate)
+            bits = numerics.finish(self._products(a, b, sfa, sfb, c, cta), "f32")
+            put(cta, self.d_column, bits, self.accumulate, ticket)
 
     def _products(self, a: Any, b: Any, sfa: Any, sfb: Any, c: Any, cta: Cta) -> Any:
         """Scaled products and the accumulator, f32 [m, n]."""
@@ -248,22 +249,18 @@ def _scaled(values: Any, factors: Any) -> Any:
     return (values.reshape(rows, blocks, -1) * factors[:, :, None]).reshape(rows, -1)
 
 
-def accumulator(cta: Cta, column: int, rows: int, n: int, accumulate: bool, ticket: Any) -> Any:
+def accumulator(cta: Cta, column: int, rows: int, n: int, accumulate: bool) -> Any:
     """Accumulator f32 [rows, n], or None when it is overwritten."""
     cta.tmem.check(column, n)
-    if not accumulate:
-        return None
-    if ticket is not None:
-        ticket.tmem_read(cta, rows, column, n)
-    return cta.tmem.data[:rows, column : column + n].view(np.float32)
+    return cta.tmem.data[:rows, column : column + n].view(np.float32) if accumulate else None
 
 
-def put(cta: Cta, column: int, bits: Any, ticket: Any) -> None:
-    """Stores accumulator words."""
+def put(cta: Cta, column: int, bits: Any, accumulated: bool, ticket: Any) -> None:
+    """Stores accumulator words, and tells the race detector."""
     rows, n = bits.shape
     cta.tmem.data[:rows, column : column + n] = bits
     if ticket is not None:
-        ticket.tmem_write(cta, rows, column, n)
+        (ticket.tmem_update if accumulated else ticket.tmem_write)(cta, rows, column, n)
 
 
 def _submit(w: "Warp", two: bool, item: Any, n: int) -> None:
@@ -359,16 +356,16 @@ class _Dense:
             a = self._a(cta, rows, depth, site, ticket)
             a = -a if s.negate_a else a
             words = s.n
-            c = accumulator(cta, self.d_column, rows, words, self.accumulate, ticket)
+            c = accumulator(cta, self.d_column, rows, words, self.accumulate)
             if s.d == "s32":
                 total = (a @ b.T).astype(np.int64) + (0 if c is None else c.view(np.int32).astype(np.int64))
                 if s.saturate:
                     total = np.clip(total, -(1 << 31), (1 << 31) - 1)
-                put(cta, self.d_column, total.astype(np.int32).view(np.uint32), ticket)
+                put(cta, self.d_column, total.astype(np.int32).view(np.uint32), self.accumulate, ticket)
                 continue
             if c is not None and s.d == "f16":
                 c = formats.decode(c.view(np.uint32) & np.uint32(0xFFFF), "f16").astype(np.float32)
-            put(cta, self.d_column, numerics.finish(numerics.accumulate_exact(a, b, c), s.d), ticket)
+            put(cta, self.d_column, numerics.finish(numerics.accumulate_exact(a, b, c), s.d), self.accumulate, ticket)
 
     def _a(self, cta: Cta, rows: int, depth: int, site: Site, ticket: Any) -> Any:
         s = self.shape

@@ -52,13 +52,12 @@ class Ticket:
         touched = clocks.shared[cta.rank].at(granules(offset, count, clocks.shift))
         self._read(cta, touched, check, offset)
 
-    def read_chunks(self, cta: "Cta", addresses: Any, check: Check) -> None:
-        """Reads 16-byte chunks of shared memory."""
+    def read_chunks(self, cta: "Cta", chunks: Any, check: Check) -> None:
+        """Reads 16-byte chunks of shared memory, given by their numbers."""
         clocks = self.detector.of(cta)
         per, shadow = 16 // clocks.granule, clocks.shared[cta.rank]
-        chunks = addresses.reshape(-1) >> 4
-        touched = shadow.chunks(chunks) if per == PER_CHUNK else shadow.at(rows_of(chunks * per, per))
-        self._read(cta, touched, check, int(addresses[(0,) * addresses.ndim]))
+        touched = shadow.chunks(chunks) if per == PER_CHUNK else shadow.at(rows_of(chunks.reshape(-1) * per, per))
+        self._read(cta, touched, check, 16 * chunks.item(0))
 
     def _read(self, cta: "Cta", touched: Touched, check: Check, address: int) -> None:
         detector, clocks = self.detector, self.detector.of(cta)
@@ -131,6 +130,16 @@ class Ticket:
         touched = shadow.at(_words(rows, column, count))
         for finding in shadow.write(touched, self.thread, self.clock_value, self.clock, self.pc):
             self.detector.explain(finding, self.w, self.pc, clocks, "tensor memory", "written", column, self.clock)
+
+    def tmem_update(self, cta: "Cta", rows: int, column: int, count: int) -> None:
+        """Reads and writes tensor memory lanes 0 to ``rows`` - 1."""
+        clocks = self.detector.of(cta)
+        shadow = clocks.tensor[cta.rank]
+        touched = shadow.at(_words(rows, column, count))
+        found = shadow.update(touched, self.thread, self.clock_value, self.clock, self.pc)
+        for findings, verb in zip(found, ("read", "written"), strict=True):
+            for finding in findings:
+                self.detector.explain(finding, self.w, self.pc, clocks, "tensor memory", verb, column, self.clock)
 
     def arrive(self, cta: "Cta", offset: int, barrier: "Mbarrier") -> None:
         """Arrives at (or delivers to) a barrier: a waiter of this phase learns of the operation."""
