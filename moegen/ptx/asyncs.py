@@ -32,10 +32,12 @@ class AsyncEngine:
 
     Attributes:
         done: operations executed so far.
+        hasty: some operations run as soon as they are issued.
     """
 
     def __init__(self, policy: Policy, rng: random.Random) -> None:
         self.policy = policy
+        self.hasty = policy in (Policy.EAGER, Policy.TENSOR_EARLY)
         self.rng = rng
         self.queues: dict[Hashable, deque[Operation]] = {}
         self.done = 0
@@ -48,6 +50,12 @@ class AsyncEngine:
     def submit(self, key: Hashable, operation: Operation) -> None:
         """Issues an operation; an eager policy runs it at once if nothing with its key is before it."""
         queue = self.queues.get(key)
+        if not self.hasty:
+            if queue is None:
+                self.queues[key] = deque((operation,))
+            else:
+                queue.append(operation)
+            return
         if queue is None:
             if self._eager(operation) and (operation.ready is None or operation.ready()):
                 self.done += 1

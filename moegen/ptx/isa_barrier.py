@@ -7,7 +7,7 @@ import numpy as np
 from moegen.ptx.dtypes import ALL, LANES, Mask
 from moegen.ptx.emit import Emit, Lowered
 from moegen.ptx.kernel import BLOCK
-from moegen.ptx.masks import first_lane
+from moegen.ptx.masks import common_value, first_lane
 from moegen.ptx.registry import instruction
 from moegen.ptx.report import Check
 from moegen.ptx.state import Cta, NamedBarrier
@@ -62,7 +62,7 @@ def _threads_of(cta: Cta) -> int:
 
 def _synchronise(w: "Warp", number: int, threads: int) -> int | None:
     """Arrives once, then waits for the generation to end."""
-    key = f"bar{w.pc}"
+    key = ("bar", w.pc)
     state = w.scratch.get(key)
     barrier = w.cta.barrier(number)
     if state is None:
@@ -81,10 +81,11 @@ def _synchronise(w: "Warp", number: int, threads: int) -> int | None:
 
 
 def _number(w: "Warp", slot: int, m: Mask) -> int:
-    values = w.R[slot] if m is ALL else w.R[slot][m]
-    number = int(values[0])
-    if number > 15 or values.tobytes() != values[:1].tobytes() * values.size:
-        w.cta.machine.fault(w, Check.BARRIER, f"barrier number {number}: 0 to 15, equal in all lanes, is needed")
+    number = common_value(w.R[slot], m)
+    if number is None or number > 15:
+        seen = w.R[slot].item(first_lane(m))
+        w.cta.machine.fault(w, Check.BARRIER, f"barrier number {seen}: 0 to 15, equal in all lanes, is needed")
+        return seen
     return number
 
 
@@ -143,7 +144,7 @@ def _bar_red(e: Emit) -> Lowered:
         which = _number(w, number, m)
         barrier = w.cta.barrier(which)
         key = f"red{w.pc}"
-        if f"bar{w.pc}" not in w.scratch:
+        if ("bar", w.pc) not in w.scratch:
             if not barrier.arrived:
                 barrier.reduction = []
             barrier.reduction.append((~w.R[slot] if negated else w.R[slot])[m])

@@ -271,12 +271,12 @@ def _cp(e: Emit) -> Lowered:
     two = e.has("cta_group::2")
 
     def run(w: "Warp", m: Mask) -> None:
-        machine, site = w.cta.machine, Site(w)
+        machine, site, key = w.cta.machine, Site(w), pipe_key(w, two)
         lane = first_lane(m)
         column = place.lane(w, lane) & 0xFFFF
-        d = descriptor_at(w, int(w.R[descriptor][lane]))
+        d = descriptor_at(w, w.R[descriptor].item(lane))
         if d.span:
-            w.cta.machine.fault(w, Check.DESCRIPTOR, "tcgen05.cp of a swizzled matrix is not implemented")
+            machine.fault(w, Check.DESCRIPTOR, "tcgen05.cp of a swizzled matrix is not implemented")
         chunks = _copied_chunks(d)
         ctas = pair_of(w, two)
         for cta in ctas:
@@ -284,7 +284,7 @@ def _cp(e: Emit) -> Lowered:
                 cta.tmem.check(column, 4)
             except MemoryFault as fault:
                 raise_fault(w, fault)
-        ticket = machine.races.issue(w, "tensor", pipe=pipe_key(w, two)) if machine.races is not None else None
+        ticket = machine.races.issue(w, "tensor", pipe=key) if machine.races is not None else None
 
         def copy() -> None:
             for cta in ctas:
@@ -295,7 +295,7 @@ def _cp(e: Emit) -> Lowered:
                     ticket.tmem_write(cta, TMEM_LANES, column, 4)
 
         machine.count_bytes("shared read", 512 * len(ctas))
-        machine.engine.submit(pipe_key(w, two), Operation(copy, tensor=True))
+        machine.engine.submit(key, Operation(copy, tensor=True))
 
     return e.effect(run)
 

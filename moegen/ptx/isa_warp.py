@@ -100,6 +100,7 @@ def _shfl(e: Emit) -> Lowered:
     dst, in_range = e.dst_pair("b32", "pred")
     a, b, c, members = e.src("b32"), e.src("b32"), e.src("b32"), e.src("b32")
     kind = e.mods[2]
+    broadcast = kind == "idx"
     constants = {index for index in (b, c) if index >= e.slots.base}
     fixed: list[Any] = []
 
@@ -114,7 +115,9 @@ def _shfl(e: Emit) -> Lowered:
         else:
             source, ok = shuffle_source(kind, R[b], R[c])
         value = R[a]
-        w.set(dst, value if id(value) in KNOWN else same(value[source]), m)
+        if id(value) not in KNOWN:
+            value = same(value[source]) if broadcast else value[source]
+        w.set(dst, value, m)
         if in_range is not None:
             w.set(in_range, ok, m)
         return None

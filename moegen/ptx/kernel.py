@@ -19,6 +19,7 @@ from moegen.ptx.liveness import bits_of, live_before
 from moegen.ptx.program import Entry, Instruction
 from moegen.ptx.scalar_code import scalar_lines
 from moegen.ptx.simplify import simplified
+from moegen.ptx.uniform import KNOWN
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -118,7 +119,12 @@ class Kernel:
         guard, negated = item.guard.index, item.guard_negated
 
         def guarded(w: "Warp") -> int | None:
-            mask: Mask = ~w.R[guard] if negated else w.R[guard]
+            chosen: Mask = w.R[guard]
+            if full:
+                known = KNOWN.get(id(chosen))
+                if known is not None:
+                    return None if known == negated else run(w, ALL)
+            mask = ~chosen if negated else chosen
             if not full:
                 mask = mask & w.mask
             packed = mask.tobytes()
@@ -137,6 +143,9 @@ class Kernel:
 
             def uniform(w: "Warp") -> int:
                 taken = w.R[guard]
+                known = KNOWN.get(id(taken))
+                if known is not None:
+                    return after if known == negated else target
                 packed = taken.tobytes()
                 if packed == always:
                     return target

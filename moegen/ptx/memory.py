@@ -161,7 +161,7 @@ def check_aligned(addresses: Any, width: int, mask: Mask) -> None:
     if width == 1:
         return
     low = addresses & (_LOW_32 if addresses.itemsize == 4 else _LOW_64)[width]
-    if not any(low.tobytes()):
+    if low.tobytes() == bytes(low.nbytes):
         return
     wrong = (low != 0) & mask
     if wrong.any():

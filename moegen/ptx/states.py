@@ -11,6 +11,9 @@ _MANY, _SEARCHED = 1 << 14, 1 << 21
 #: Granules whose numbers make one element of ``Numbered.chunks``.
 PER_CHUNK = 4
 _NUMBER, _CHUNK = np.dtype("i4"), np.dtype("c16")  # complex elements are moved, never added
+#: One chunk, to be filled and copied.
+_CELL = np.zeros(PER_CHUNK, _NUMBER)
+_CELL_CHUNK = _CELL.view(_CHUNK)
 
 S = TypeVar("S")
 
@@ -50,7 +53,11 @@ class Touched:
 
     def fill(self, number: int) -> None:
         """Gives all granules one state."""
-        self._array[self._index] = np.full(PER_CHUNK, number, _NUMBER).view(_CHUNK) if self._chunked else number
+        if self._chunked:
+            _CELL[:] = number
+            self._array[self._index] = _CELL_CHUNK
+        else:
+            self._array[self._index] = number
 
     def replace(self, new: list[int]) -> None:
         """Gives the granules of each distinct state another one."""

@@ -264,7 +264,7 @@ def put(cta: Cta, column: int, bits: Any, accumulated: bool, ticket: Any) -> Non
 
 
 def _submit(w: "Warp", two: bool, item: Any, n: int) -> None:
-    machine, site = w.cta.machine, Site(w)
+    machine, site, key = w.cta.machine, Site(w), pipe_key(w, two)
     ctas = pair_of(w, two)
     if ctas[0] is not w.cta:
         w.cta.machine.fault(w, Check.TMEM_ACCESS, "tcgen05.mma of a CTA pair issued by its odd CTA")
@@ -273,7 +273,7 @@ def _submit(w: "Warp", two: bool, item: Any, n: int) -> None:
             cta.tmem.check(item.d_column, n)
         except MemoryFault as fault:
             raise_fault(w, fault)
-    ticket = machine.races.issue(w, "tensor", pipe=pipe_key(w, two)) if machine.races is not None else None
+    ticket = machine.races.issue(w, "tensor", pipe=key) if machine.races is not None else None
 
     def multiply() -> None:
         try:
@@ -281,7 +281,7 @@ def _submit(w: "Warp", two: bool, item: Any, n: int) -> None:
         except MemoryFault as fault:
             site.memory(fault)
 
-    machine.engine.submit(pipe_key(w, two), Operation(multiply, tensor=True))
+    machine.engine.submit(key, Operation(multiply, tensor=True))
 
 
 # -- dense kinds -------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class Warp:
         self.trace = cta.machine.options.trace is not None
         self.counts = np.zeros(len(kernel.items) + 1, np.int64).tolist()
         self.local = np.full((LANES, max(kernel.entry.local_size, 1)), 0xCD, np.uint8)
-        self.scratch: dict[str, Any] = {}
+        self.scratch: dict[Any, Any] = {}
         self.R: list[Any] = list(cta.grid.registers)
         for slot, key in cta.grid.varying:
             self.R[slot] = cta.slot_value(key, self)
@@ -110,7 +110,7 @@ class Warp:
             return False
         self.groups.remove(best)
         self.pc = best.pc
-        self.mask = ALL if best.mask.tobytes() == _EVERY else best.mask
+        self._activate(best.mask)
         return True
 
     def retire(self, mask: Mask) -> None:
@@ -191,8 +191,8 @@ class Warp:
 
     def _run_diverged(self, code: list[Any], pc: int, steps: int, budget: int) -> tuple[int, int, int | None]:
         """Runs the current group until it meets another one; a signal of None means that groups were rearranged."""
-        stops = {group.pc for group in self.groups}
-        limit = min((group.pc for group in self.groups if not group.stalled), default=1 << 60)
+        stops = [group.pc for group in self.groups]
+        limit = min([group.pc for group in self.groups if not group.stalled], default=1 << 60)
         counts = self.counts
         while steps < budget:
             counts[pc] += 1
@@ -212,9 +212,15 @@ class Warp:
         return pc, steps, None
 
     def _rejoin(self) -> None:
-        if self.groups:
+        groups = self.groups
+        if len(groups) == 1 and groups[0].pc == self.pc:
+            self._activate(groups.pop().mask | self.mask)
+        elif groups:
             self._suspend(self.pc, self.mask)
             self._resume()
+
+    def _activate(self, mask: Mask) -> None:
+        self.mask = ALL if mask.tobytes() == _EVERY else mask
 
     def _stall(self, pc: int) -> bool:
         """The current group cannot go on; lets another one run. False when none can."""
@@ -246,7 +252,7 @@ class Warp:
             last = max(self.groups, key=lambda group: group.pc)
             self.groups.remove(last)
             self.pc = last.pc
-            self.mask = ALL if last.mask.all() else last.mask
+            self._activate(last.mask)
             return
         self._resume()
 
