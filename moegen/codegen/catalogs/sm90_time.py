@@ -1,5 +1,7 @@
 """Modelled time of an sm_90a gemm ladder (reading, feeding, decoding, multiplying) and of routing."""
 
+import math
+
 from moegen.codegen.catalogs.sm90_forms import UNIT_BYTES, UNIT_K, UNIT_ROWS, warpgroups_of, weight_tiles, widths
 from moegen.codegen.cost import gemm_bytes, stream_bytes
 from moegen.codegen.load import Load
@@ -39,11 +41,11 @@ TILE_US = 1.2
 
 
 def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> float:
-    """Modelled time of a ladder under even rows per hit expert."""
+    """Modelled time of a ladder under rows per hit expert that scatter as independent tokens make them."""
     ladder = widths(schedule)
     hit = max(load.hit_experts, 1e-9)
     rows = load.rows / hit
-    tiles_each = max(1, -(-int(rows + 0.999) // ladder[-1]))
+    tiles_each = tiles_of(rows, ladder[-1])
     width = next((width for width in ladder if width * tiles_each >= rows), ladder[-1])
     groups, tiles = warpgroups_of(op, schedule, width)
     weights = load.hit_experts * tiles_each * op.n * op.k
@@ -63,6 +65,16 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     compute_us = multiply_us * (CODED_MULTIPLY if op.reads_codes else 1.0) + DECODE_SHARE * decode_us + gather_us
     work_us = max(read_us, feed_us, compute_us, decode_us) * min(waves, 2.0) * (CODED_WORK if op.reads_codes else 1.0)
     return work_us + unrouted_us + TILE_US * (1 + items / device.cores / 8) + CHAINED_US * len(ladder)
+
+
+def tiles_of(rows: float, width: int) -> float:
+    """Expected tiles of an expert that has rows: one more with the probability that it exceeds what the last one holds.
+
+    Rows are Poisson's of mean ``rows``, in the normal approximation.
+    """
+    spread = math.sqrt(2 * max(rows, 1e-9))
+    beyond = (0.5 * math.erfc((full * width + 0.5 - rows) / spread) for full in range(1, int(rows / width) + 3))
+    return 1.0 + sum(beyond)
 
 
 def route_us(schedule: Schedule, load: Load) -> float:
