@@ -1,10 +1,13 @@
 """Bytes, flops and the roofline, against numbers worked out by hand for the quickstart's sizes."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from codegen.specs import W4A16, spec
 
+from moegen.codegen.catalogs.sm90_forms import LADDER
+from moegen.codegen.catalogs.sm90_time import gemm_us, tiles_of
 from moegen.codegen.cost import (
     fp4_bytes,
     gemm_bytes,
@@ -14,7 +17,7 @@ from moegen.codegen.cost import (
     wave_occupancy,
     weight_bytes,
 )
-from moegen.codegen.load import Load
+from moegen.codegen.load import Load, expected_load
 from moegen.codegen.pipelines import Shape, pipeline_ops
 from moegen.core.devices import H200
 from moegen.core.enums import CombineMode, Epilogue, OpKind
@@ -86,3 +89,21 @@ def test_roofline_is_the_longer_of_the_two_plus_a_launch() -> None:
 )
 def test_a_last_partial_wave_wastes_the_rest(tasks: float, slots: int, expected: float) -> None:
     assert wave_occupancy(tasks, slots) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(3.0, 8), (60.0, 64), (128.0, 128), (120.0, 64), (500.0, 152)])
+def test_tiles_of_an_expert_are_those_of_poisson_rows(rows: float, width: int) -> None:
+    """Against the sum over the distribution; experts without a row are not among those modelled."""
+    terms = {n: math.exp(n * math.log(rows) - rows - math.lgamma(n + 1)) for n in range(1, int(4 * rows) + 40)}
+    exact = sum(p * -(-n // width) for n, p in terms.items()) / sum(terms.values())
+    assert tiles_of(rows, width) == pytest.approx(exact, rel=0.03)
+
+
+def test_a_ladder_that_ends_at_the_mean_is_modelled_slower_than_one_that_ends_beyond() -> None:
+    op = replace(ops(Epilogue.COMPACT, **W4A16)[OpKind.GEMM1], hidden=2048, intermediate=768, experts=128, row_tile=8)
+    load = expected_load(2048, 128, 8, 8)
+    at_mean, beyond = (
+        gemm_us(op, LADDER.make(ladder=ladder, warpgroups=4, tiles=1, blocks=1), H200, load)
+        for ladder in ("n64_96_128", "n136_152")
+    )
+    assert beyond < at_mean
