@@ -11,6 +11,7 @@
 #pragma once
 
 #include "activations.cuh"
+#include "doubt.cuh"
 
 namespace moegen {
 
@@ -40,8 +41,10 @@ __device__ __forceinline__ float over_one_plus_exp(float x, float t) {
   return t < kOneBelow ? x : 0.25f * quotient;
 }
 
+// near_gate: the gate, approximately.
 struct SwigluLean : Swiglu {
   __device__ float gate(float g) const { return over_one_plus_exp(g, -g); }
+  __device__ float near_gate(float g, Doubt& doubt) const { return near_over_one_plus_exp(g, -g, doubt); }
 };
 
 struct SwigluClampLean : SwigluClamp {
@@ -49,16 +52,25 @@ struct SwigluClampLean : SwigluClamp {
     const float c = cap(g, limit);
     return over_one_plus_exp(c, -c);
   }
+  __device__ float near_gate(float g, Doubt& doubt) const {
+    const float c = cap(g, limit);
+    return near_over_one_plus_exp(c, -c, doubt);
+  }
 };
 
 struct SwiglustepLean : Swiglustep {
   __device__ float gate(float g) const { return cap(over_one_plus_exp(g, -g), limit); }
+  __device__ float near_gate(float g, Doubt& doubt) const { return cap(near_over_one_plus_exp(g, -g, doubt), limit); }
 };
 
 struct SwigluOaiLean : SwigluOai {
   __device__ float gate(float g) const {
     const float c = cap(g, limit);
     return over_one_plus_exp(c, -(c * alpha));
+  }
+  __device__ float near_gate(float g, Doubt& doubt) const {
+    const float c = cap(g, limit);
+    return near_over_one_plus_exp(c, -(c * alpha), doubt);
   }
 };
 

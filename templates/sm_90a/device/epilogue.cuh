@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "activated.cuh"
 #include "elements.cuh"
 #include "grouped_gemm.cuh"
 #include "rounding.cuh"
@@ -40,61 +41,6 @@ __device__ __forceinline__ int piece_channel(int chunk, int piece, int g) {
   return chunk * kChunkK + 16 * (g / 2) + 2 * piece + g % 2;
 }
 
-// alpha of one half, with the powers of two that decoded operands still owe; exact, as is their product with it.
-// kPair: 0 no activation scale (W4A16), 1 one for all rows, 2 one per expert.
-template <class C, int kHalves, int kPair>
-__device__ __forceinline__ float scaled_alpha(const GemmArguments& p, int expert, int half) {
-  float alpha = p.alpha[expert * kHalves + half];
-  if constexpr (kPair > 0) alpha = __fmul_rn(alpha, p.row_pair[(kPair == 2 ? expert : 0) * 2 + 1]);
-  return alpha * (kWeightScale * C::Tokens::kScale);
-}
-
-// Activated values of one channel for tokens 2q, 2q+1 of a group. A names how:
-//   Element (of the rows it stores), activation(), kRoundGate, kHalves, kPair, kBias, kIntermediate, kWeighted, kTopK
-template <class A>
-struct Activated {
-  float gate_alpha, up_alpha, gate_bias = 0.0f, up_bias = 0.0f;
-
-  template <class C>
-  __device__ void prepare(const GemmArguments& p, int expert) {
-    gate_alpha = scaled_alpha<C, A::kHalves, A::kPair>(p, expert, 0);
-    up_alpha = A::kHalves == 2 ? scaled_alpha<C, A::kHalves, A::kPair>(p, expert, 1) : gate_alpha;
-  }
-
-  // Bias rows of a gated W1 are interleaved by 8.
-  __device__ void prepare_gated(const GemmArguments& p, int expert, int channel) {
-    if constexpr (A::kBias) {
-      const bool inside = channel < A::kIntermediate;
-      const float* bias = p.bias + int64_t(expert) * (2 * A::kIntermediate) + channel / 8 * 16 + channel % 8;
-      gate_bias = inside ? bias[0] : 0.0f;
-      up_bias = inside ? bias[8] : 0.0f;
-    }
-  }
-
-  __device__ void prepare_plain(const GemmArguments& p, int expert, int first, int second) {
-    if constexpr (A::kBias) {
-      const float* bias = p.bias + int64_t(expert) * A::kIntermediate;
-      gate_bias = first < A::kIntermediate ? bias[first] : 0.0f;
-      up_bias = second < A::kIntermediate ? bias[second] : 0.0f;
-    }
-  }
-
-  static __device__ float biased(float acc, float alpha, float bias) {
-    const float v = __fmul_rn(acc, alpha);
-    return A::kBias ? __fadd_rn(v, bias) : v;
-  }
-
-  // G(gate), and what the product takes of it: rounded where the numerics say so.
-  __device__ float whole_gate(float acc) const { return A::activation().gate(biased(acc, gate_alpha, gate_bias)); }
-  static __device__ float rounded(float gate_value) { return A::kRoundGate ? round_bf16(gate_value) : gate_value; }
-  __device__ float gate(float acc) const { return rounded(whole_gate(acc)); }
-  __device__ float gated(float gate_value, float up_acc) const {
-    return __fmul_rn(gate_value, A::activation().up(biased(up_acc, up_alpha, up_bias)));
-  }
-  __device__ float first(float acc) const { return A::activation().value(biased(acc, gate_alpha, gate_bias)); }
-  __device__ float second(float acc) const { return A::activation().value(biased(acc, up_alpha, up_bias)); }
-};
-
 // Slot of a row: read past L1, since routing may end while a gemm runs; a kernel that routes by itself (A::kRoutes)
 // keeps the map in shared memory.
 template <class A>
@@ -121,10 +67,8 @@ struct TokenFactor {
       }
     }
   }
-  __device__ float apply(float z, int b) const {
-    if (!real[b]) return 0.0f;
-    return A::kWeighted ? __fmul_rn(z, value[b]) : z;
-  }
+  __device__ float weigh(float z, int b) const { return A::kWeighted ? __fmul_rn(z, value[b]) : z; }
+  __device__ float apply(float z, int b) const { return real[b] ? weigh(z, b) : 0.0f; }
 };
 
 // Calls `compute` for each group of 8 tokens that holds rows, and `use` with what it made. Two groups are computed
@@ -165,6 +109,64 @@ struct CompactRows {
     }
   }
 
+  // Products of a gated fragment, one batch of groups after the other: the arithmetic of one group hides another's
+  // latency, where a branch a group would keep them apart. Approximations come first; half a batch is computed again
+  // where they leave a doubt.
+  template <class C, class Use>
+  static __device__ __forceinline__ void store_gated(const GemmArguments& p, const WorkItem& item,
+                                                     const float (&acc)[C::kWidth / 2], const Activated<A>& activated,
+                                                     bool inside, const Lane& lane, const Use& use) {
+    using Near = typename Activated<A>::NearGate;
+    using Exact = typename Activated<A>::ExactGate;
+    // A larger batch spills where four warpgroups share the registers, and where biases are kept beside the widest tiles.
+    constexpr bool kRoomy = C::kTiles <= 2 && C::kConsumerRegisters != 104 && !(A::kBias && C::kWidth > 136);
+    constexpr int kGroups = C::kWidth / kGroupRows, kBatch = Activated<A>::kNear && kRoomy ? 4 : 2;
+    auto values = [&](int i, auto& gate) {
+      const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
+      float z[2];
+#pragma unroll
+      for (int b = 0; b < 2; b++) {
+        const float product = activated.gated(gate(acc[4 * i + b]), acc[4 * i + 2 + b]);
+        z[b] = inside ? factor.weigh(product, b) : 0.0f;
+        gate.stored(z[b]);
+      }
+      return A::Element::pack(z[0], z[1]);
+    };
+#pragma unroll
+    for (int start = 0; start < kGroups; start += kBatch) {
+      if (start * kGroupRows >= item.rows) break;
+      uint32_t pairs[kBatch];
+      auto compute = [&](int i, auto& gate) {
+        if (start + i < kGroups) pairs[i] = values(start + i, gate);
+      };
+      if constexpr (Activated<A>::kNear) {
+        Near near[2] = {{activated}, {activated}};  // of either half of the batch
+#pragma unroll
+        for (int i = 0; i < kBatch; i++) compute(i, near[i / (kBatch / 2)]);
+        if (__any_sync(~0u, near[0].doubt.any() || near[1].doubt.any())) {
+          Exact exact{activated};
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            if (!__any_sync(~0u, near[half].doubt.any())) continue;
+#pragma unroll
+            for (int i = 0; i < kBatch / 2; i++) compute(half * (kBatch / 2) + i, exact);
+          }
+        }
+      } else {
+        Exact exact{activated};
+#pragma unroll
+        for (int i = 0; i < kBatch; i++) compute(i, exact);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; i++) {
+        if (start + i >= kGroups) continue;
+        const uint32_t row = transpose_8x8(pairs[i]);  // of token lane.g
+        const int first = (start + i) * kGroupRows;
+        if (first < item.rows) use(start + i, first + lane.g < item.rows ? row : 0);
+      }
+    }
+  }
+
   template <class C>
   static __device__ __forceinline__ void store(const GemmArguments& p, const WorkItem& item,
                                                float (&acc)[C::kTiles][C::kWidth / 2], uint32_t) {
@@ -178,21 +180,10 @@ struct CompactRows {
       if constexpr (A::kHalves == 2) {
         const int chunk = tile / 2, piece = 4 * (tile % 2) + lane.warp, channel = piece_channel(chunk, piece, lane.g);
         activated.prepare_gated(p, item.expert, channel);
-        const bool inside = channel < A::kIntermediate;
+        const bool inside = A::kIntermediate % kChunkK == 0 || channel < A::kIntermediate;
         uint8_t* first = place(p, item, chunk, piece, lane);
-        each_group<C>(
-            item.rows,
-            [&](int i) {
-              const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
-              float z[2];
-#pragma unroll
-              for (int b = 0; b < 2; b++) {
-                const float product = activated.gated(activated.gate(acc[m][4 * i + b]), acc[m][4 * i + 2 + b]);
-                z[b] = inside ? factor.apply(product, b) : 0.0f;
-              }
-              return transpose_8x8(A::Element::pack(z[0], z[1]));
-            },
-            [&](int i, uint32_t pair) { store_pair(first, i, chunk, pair); });
+        store_gated<C>(p, item, acc[m], activated, inside, lane,
+                       [&](int i, uint32_t pair) { store_pair(first, i, chunk, pair); });
       } else {
         const int piece = 2 * lane.warp;
         const int low = piece_channel(tile, piece, lane.g), high = piece_channel(tile, piece + 1, lane.g);
@@ -311,7 +302,7 @@ struct OutputRows {
           },
           [&](int i, uint2 pairs) {
             if (i * kGroupRows + lane.g < item.rows && stored < O::kHidden) {
-              *reinterpret_cast<uint2*>(out + i * (kGroupRows * O::kHidden)) = pairs;
+              store_global_kept(out + i * (kGroupRows * O::kHidden), pairs);
             }
           });
     }

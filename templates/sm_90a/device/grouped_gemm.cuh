@@ -35,8 +35,9 @@ struct Ring {
   __device__ uint32_t empty() const { return base + P::kBarrierOffset + 8 * (P::kStages + slot); }
   __device__ uint32_t tokens() const { return base + slot * P::kStageBytes; }
   __device__ uint32_t weights() const { return tokens() + P::kTokenBytes; }
-  __device__ void advance() {
-    if (++slot == P::kStages) {
+  __device__ void advance(int stages = 1) {  // which never pass the last one
+    slot += stages;
+    if (slot == P::kStages) {
       slot = 0;
       phase ^= 1;
     }
@@ -95,66 +96,95 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[N / 2], uint32_t (&a
   wgmma_commit();
 }
 
-// Accumulates one item over K. The body holds as many operand buffers as steps, two or one a tile: ptxas gives every
-// unrolled step its own registers, and any branch inside serialises the wgmmas. Every lane gives a stage back, for its
-// own loads: an arrival orders what its thread has done, and one by 32 lanes takes no longer than one by the first.
+// Offsets in a stage of what a consumer thread reads. Opaque, so that they stay in registers: ptxas would make them
+// anew from the thread's index every stage.
 template <class C>
-__device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2], Ring<C>& ring) {
-  using P = Plan<C>;
+struct Share {
+  uint32_t codes, scales;
+  __device__ Share() {
+    const uint32_t thread = threadIdx.x % 128;
+    const uint32_t weights = Plan<C>::kTokenBytes + threadIdx.x / 128 * C::kTiles * kUnitBytes;
+    codes = weights + kScaleBytes + thread * 16;
+    scales = weights + thread * 4;
+    asm volatile("" : "+r"(codes), "+r"(scales));
+  }
+};
+
+// Operand buffers: one a tile, at least two, so that a warp decodes one while another multiplies.
+template <class C>
+inline constexpr int kBuffers = C::kTiles == 1 ? 2 : C::kTiles;
+
+// Units of K that one turn of the loop multiplies: addresses of the second are constants away from the first's.
+template <class C>
+inline constexpr int kUnitsATurn = C::kTiles == 1 && Plan<C>::kUnits % 2 == 0 && Plan<C>::kStages % 2 == 0 ? 2 : 1;
+
+// The stage read last, if any. Every lane gives it back, for its own loads: an arrival orders what its thread has done,
+// and one by 32 lanes takes no longer than one by the first.
+struct Held {
+  uint32_t barrier;
+  bool any;
+  __device__ __forceinline__ void release() const { barrier_arrive_if(barrier, any); }
+};
+
+// Multiplies one unit of a stage at `tokens`, whose barrier is `full`, and releases the stage before as soon as its
+// last products are done.
+//
+// A wait for a barrier, complete or not, ends a basic block. ptxas gives each step between two of them registers of its
+// own, so no more steps than buffers lie between; past that it serialises the wgmmas (C7512).
+template <class C>
+__device__ __forceinline__ void multiply_unit(float (&acc)[C::kTiles][C::kWidth / 2],
+                                              uint32_t (&a)[kBuffers<C>][16], uint32_t full, uint32_t phase,
+                                              uint32_t tokens, uint64_t descriptor, const Share<C>& share,
+                                              const Held& before) {
   using Operand = typename C::Operand;
-  const int thread = threadIdx.x % 128, group = threadIdx.x / 128;
-  const uint32_t offset = P::kTokenBytes + group * C::kTiles * kUnitBytes;
+  constexpr int kSteps = 2 * C::kTiles;
+  barrier_wait(full, phase);
+  if constexpr (C::kArrivals > 1) fence_async_shared();  // tokens were stored by threads, wgmma reads by another proxy
+  uint32_t words[C::kTiles];
+#pragma unroll
+  for (int m = 0; m < C::kTiles; m++) words[m] = load_shared(tokens + share.scales + m * kUnitBytes);
+  const uint32_t codes = tokens + share.codes;
+  uint4 next = load_shared_v4(codes);
+#pragma unroll
+  for (int step = 0; step < kSteps; step++) {
+    const int chunk = step / C::kTiles, m = step % C::kTiles, then = step + 1;
+    if (step == kBuffers<C> && then < kSteps) barrier_wait(full, phase);
+    const uint4 now = next;
+    if (then < kSteps) next = load_shared_v4(codes + then % C::kTiles * kUnitBytes + then / C::kTiles * kChunkBytes);
+    wgmma_wait<kBuffers<C> - 1>();  // the buffer's last products
+    if (step == kBuffers<C> - 1) before.release();
+    const uint32_t scales = Decoder<Operand>::scales(chunk == 0 ? words[m] : swap_scale_chunks(words[m]));
+    multiply_chunk<C::kWidth, Operand>(acc[m], a[step % kBuffers<C>], now, scales,
+                                       descriptor + chunk * kDescriptorChunk);
+  }
+}
+
+// Accumulates one item over K.
+template <class C>
+__device__ __forceinline__ void accumulate(float (&acc)[C::kTiles][C::kWidth / 2], Ring<C>& ring,
+                                           const Share<C>& share) {
+  using P = Plan<C>;
+  constexpr int kTurn = kUnitsATurn<C>;
 #pragma unroll
   for (int m = 0; m < C::kTiles; m++) {
 #pragma unroll
     for (int i = 0; i < C::kWidth / 2; i++) acc[m][i] = 0.0f;
   }
-  uint32_t a[C::kTiles == 1 ? 2 : C::kTiles][16];
-  uint32_t release = ring.empty();
+  uint32_t a[kBuffers<C>][16];
+  Held before{ring.empty(), false};
 #pragma unroll 1
-  for (int unit = 0; unit < P::kUnits; unit++) {
-    barrier_wait(ring.full(), ring.phase);
-    if constexpr (C::kArrivals > 1)
-      fence_async_shared();  // tokens were stored by threads, wgmma reads them by another proxy
+  for (int unit = 0; unit < P::kUnits; unit += kTurn) {
     const uint64_t descriptor = token_descriptor(ring.tokens());
-    uint32_t codes = ring.tokens() + offset + kScaleBytes + thread * 16;
-    const uint32_t scales = ring.tokens() + offset + thread * 4;
-    if constexpr (C::kTiles == 1) {
-      const uint4 first = load_shared_v4(codes);
-      const uint32_t word = load_shared(scales);
-      const uint4 second = load_shared_v4(codes + kChunkBytes);
-      wgmma_wait<1>();
-      multiply_chunk<C::kWidth, Operand>(acc[0], a[0], first, Decoder<Operand>::scales(word), descriptor);
-      wgmma_wait<1>();
-      barrier_arrive_if(release, unit > 0);
-      multiply_chunk<C::kWidth, Operand>(acc[0], a[1], second, Decoder<Operand>::scales(swap_scale_chunks(word)),
-                                         descriptor + kDescriptorChunk);
-    } else {
-      uint32_t words[C::kTiles];
 #pragma unroll
-      for (int m = 0; m < C::kTiles; m++) words[m] = load_shared(scales + m * kUnitBytes);
-      uint32_t step = 0;
-#pragma unroll 1
-      for (int chunk = 0; chunk < 2; chunk++) {
-        uint4 next = load_shared_v4(codes);
-#pragma unroll
-        for (int m = 0; m < C::kTiles; m++) {
-          const uint4 now = next;
-          if (m + 1 < C::kTiles) next = load_shared_v4(codes + (m + 1) * kUnitBytes);
-          wgmma_wait<C::kTiles - 1>();  // this tile's operands of the chunk before
-          if (m == C::kTiles - 1) barrier_arrive_if(release, unit > 0 && chunk == 0);
-          multiply_chunk<C::kWidth, Operand>(acc[m], a[m], now, Decoder<Operand>::scales(words[m]), descriptor + step);
-          words[m] = swap_scale_chunks(words[m]);
-        }
-        codes += kChunkBytes;
-        step += kDescriptorChunk;
-      }
+    for (int i = 0; i < kTurn; i++) {
+      multiply_unit<C>(acc, a, ring.full() + 8 * i, ring.phase, ring.tokens() + i * P::kStageBytes,
+                       descriptor + i * (P::kStageBytes >> 4), share, before);
+      before = Held{ring.empty() + 8 * i, true};
     }
-    release = ring.empty();
-    ring.advance();
+    ring.advance(kTurn);
   }
   wgmma_wait<0>();
-  barrier_arrive(release);
+  barrier_arrive(before.barrier);
 }
 
 // Where item `count` of this block is passed from producer to consumers; the ring is longer than the stages can run
@@ -185,6 +215,7 @@ __device__ __forceinline__ void consume(const GemmArguments& p, uint32_t base) {
   using P = Plan<C>;
   if constexpr (C::kConsumerRegisters > 0) registers_raise<C::kConsumerRegisters>();
   Ring<C> ring(base, 0);
+  const Share<C> share;
   stagger<C>(ring);
 #pragma unroll 1
   for (int count = 0;; count++) {
@@ -193,7 +224,7 @@ __device__ __forceinline__ void consume(const GemmArguments& p, uint32_t base) {
     if (expert < 0) break;
     load_to_l1(p.alpha + expert * C::Epilogue::kAlphas);  // the epilogue would wait for it
     float acc[C::kTiles][C::kWidth / 2];
-    accumulate<C>(acc, ring);
+    accumulate<C>(acc, ring, share);
     const WorkItem item = WorkItem::load(item_address<C>(base, count));  // read again: nothing of it lives in the loop
     C::Epilogue::template store<C>(p, item, acc, base + P::kEpilogueOffset);
   }

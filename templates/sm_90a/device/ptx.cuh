@@ -60,10 +60,11 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 
 // ---- copies ---------------------------------------------------------------------------------------------------------
 
-// Cache policies (createpolicy.fractional at 1.0, as constants): weights are read once, tokens by every row tile of an
-// expert.
+// L2 policies (createpolicy.fractional at 1.0, as constants): weights are read once, and so are gemm2's rows, but these
+// should stay until then. Tokens' row tiles are neighbours in the order of work and find them without help.
 inline constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 inline constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+inline constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
 
 // Bulk copy global -> shared; addresses and bytes are multiples of 16; completes on `barrier`.
 __device__ __forceinline__ void bulk_copy(uint32_t target, const void* source, uint32_t bytes, uint32_t barrier,
@@ -139,6 +140,21 @@ __device__ __forceinline__ uint4 load_global_v4(const void* p) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
+}
+
+// Reads what nobody will read again.
+__device__ __forceinline__ uint4 load_global_last(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p), "l"(kEvictFirst));
+  return v;
+}
+
+// Writes what a later kernel should find in L2.
+__device__ __forceinline__ void store_global_kept(void* p, uint2 v) {
+  asm volatile("st.global.L2::cache_hint.v2.u32 [%0], {%1,%2}, %3;" ::"l"(p), "r"(v.x), "r"(v.y), "l"(kEvictLast)
+               : "memory");
 }
 
 // Brings a word's line to L1: a load whose result nobody waits for.

@@ -145,7 +145,7 @@ __device__ __forceinline__ void combine_rows(const uint16_t* __restrict__ rows, 
   uint4 values[kTopK];
 #pragma unroll
   for (int j = 0; j < kTopK; j++) {
-    if (row[j] >= 0) values[j] = *reinterpret_cast<const uint4*>(rows + int64_t(row[j]) * kColumns + column);
+    if (row[j] >= 0) values[j] = load_global_last(rows + int64_t(row[j]) * kColumns + column);
   }
   float sum[8] = {};
 #pragma unroll

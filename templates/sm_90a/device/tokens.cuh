@@ -108,7 +108,7 @@ struct RowTokens {
           weights.copy(ring, unit, bytes);
         }
         if (lane * (2 * kAtomBytes) < bytes) {
-          bulk_copy(ring.tokens() + lane * (2 * kAtomBytes), rows, 2 * kAtomBytes, ring.full(), kEvictLast);
+          bulk_copy(ring.tokens() + lane * (2 * kAtomBytes), rows, 2 * kAtomBytes, ring.full(), kEvictNormal);
         }
       }
       count++;
