@@ -79,19 +79,23 @@ def export_pack(
     output: Annotated[Path, typer.Argument(help="Pack to write (.jsonl).")],
     database: Database = None,
     package: Annotated[str | None, typer.Option(help="Only packages of this name.")] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Only trials of whole pipelines: those of single ops select nothing.")
+    ] = False,
 ) -> None:
     """Write records as a pack: sorted JSON lines that merge in git."""
     from moegen.store.packs import write_pack
-    from moegen.store.trials import Problem
+    from moegen.store.trials import Problem, Subject
 
+    subject = Subject.PIPELINE if whole else None
     with open_database(database) as db:
-        if package is None:
+        if package is None and not whole:
             show_line(f"{output}: {db.export_pack(output)} records")
             return
-        digests = {problem.package for problem in db.all(Problem) if problem.name == package}
+        digests = {problem.package for problem in db.all(Problem) if package in (None, problem.name)}
         if not digests:
             raise StoreError(f"no trials of a package named {package}", str(db.path), "moegen db ls")
-        records = [record for digest in sorted(digests) for record in _closed_records(db, digest)]
+        records = [record for digest in sorted(digests) for record in db.closure(digest, subject)]
     write_pack(output, records)
     show_line(f"{output}: {len({record.id for record in records})} records")
 
@@ -189,10 +193,3 @@ def _find(db: "TrialDatabase", identity: str) -> "Record":
         what = f"{len(found)} records begin with {identity!r}" if found else f"no record {identity!r}"
         raise StoreError(what, str(db.path), "moegen db ls")
     return found[0]
-
-
-def _closed_records(db: "TrialDatabase", package: str) -> list["Record"]:
-    from moegen.store.trials import REFERENCES
-
-    results = db.results(package=package, retracted=True)
-    return [getattr(result, name) for result in results for name in ("trial", *REFERENCES)]

@@ -156,7 +156,7 @@ class TrialDatabase:
 
     def export_pack(self, path: Path, package: str | None = None) -> int:
         """Writes a closed pack of everything, or of one package digest; returns the number of records."""
-        records = self._closure(package)
+        records = self.closure(package)
         write_pack(path, records)
         return len(records)
 
@@ -167,12 +167,19 @@ class TrialDatabase:
     def merge(self, other: Path) -> int:
         """Adds every record of another database file; returns how many were new."""
         with TrialDatabase(other) as source:
-            return self.add(source._closure(None))
+            return self.add(source.closure())
 
-    def _closure(self, package: str | None) -> list[Record]:
+    def closure(self, package: str | None = None, subject: Subject | None = None) -> list[Record]:
+        """Every record, or those of one package digest with all that they refer to, retractions and pins: what a pack
+        holds.
+
+        Args:
+            package: package digest.
+            subject: of a package, only trials of whole pipelines, or of single ops.
+        """
         if package is None:
             return [record for cls in KINDS.values() for record in self.all(cls)]
-        results = self.results(package=package, retracted=True)
+        results = self.results(package=package, subject=subject, retracted=True)
         trials = {result.trial.id for result in results}
         context = [getattr(result, name) for result in results for name in ("trial", *REFERENCES)]
         taken_back = [record for record in self.all(Retraction) if record.trial in trials]

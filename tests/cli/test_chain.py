@@ -106,8 +106,9 @@ def test_trials_can_be_listed_shown_exported_and_imported(chain: Chain, tmp_path
     assert call("db", "ls", "--db", other) == call("db", "ls")
 
 
-def test_replaying_an_exported_pack_gives_the_same_table(chain: Chain, tmp_path: Path) -> None:
-    call("db", "export", tmp_path / "pack.jsonl")
+@pytest.mark.parametrize("more", [(), ("--whole",), ("--package", "tiny", "--whole")])
+def test_replaying_an_exported_pack_gives_the_same_table(chain: Chain, tmp_path: Path, more: tuple[str, ...]) -> None:
+    call("db", "export", tmp_path / "pack.jsonl", *more)
     call("db", "import", tmp_path / "pack.jsonl", "--db", tmp_path / "other.db")
     tables = []
     for name, database in (("ours", ()), ("theirs", ("--db", tmp_path / "other.db"))):
