@@ -118,8 +118,8 @@ struct CompactRows {
                                                      bool inside, const Lane& lane, const Use& use) {
     using Near = typename Activated<A>::NearGate;
     using Exact = typename Activated<A>::ExactGate;
-    // A larger batch spills where four warpgroups share the registers, and where biases are kept beside the widest tiles.
-    constexpr bool kRoomy = C::kTiles <= 2 && C::kConsumerRegisters != 104 && !(A::kBias && C::kWidth > 136);
+    // A larger batch spills beside more than two tiles, where four warpgroups share the registers, and with biases.
+    constexpr bool kRoomy = C::kTiles <= 2 && C::kConsumerRegisters != 104 && !A::kBias;
     constexpr int kGroups = C::kWidth / kGroupRows, kBatch = Activated<A>::kNear && kRoomy ? 4 : 2;
     auto values = [&](int i, auto& gate) {
       const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
