@@ -5,21 +5,21 @@ Two versions exist of every instruction: ``full`` runs where all 32 lanes are ac
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moegen.ptx import registry
 from moegen.ptx.dtypes import ALL, TYPES, Mask
-from moegen.ptx.emit import Branch, Effect, Emit, Exit, Lowered, Pure, Slots
+from moegen.ptx.emit import SLOT, Branch, Effect, Emit, Exit, Lowered, Pure, Slots
 from moegen.ptx.errors import UnknownInstruction
 from moegen.ptx.fuse import joined_lines, masked_lines
 from moegen.ptx.liveness import bits_of, live_before
 from moegen.ptx.program import Entry, Instruction
 from moegen.ptx.scalar_code import scalar_lines
-from moegen.ptx.simplify import simplified
-from moegen.ptx.uniform import KNOWN
+from moegen.ptx.simplify import Run, independent, simplified
+from moegen.ptx.uniform import KNOWN, same
 
 if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
@@ -32,8 +32,10 @@ YIELD = -2  # done; let another warp run
 SWITCH = -3  # the warp's groups were rewritten: reload
 FINISH = -4  # done, and the active lanes have exited
 
-#: Longest run that is tried on Python integers, and how often that may fail before it is given up.
-_SCALAR, _MISSES = 64, 16
+#: Longest run that is tried on Python integers, and how often all results are looked at where that fails.
+_SCALAR, _TRIES = 64, 16
+#: Longest run that is taken apart where it is equal in all lanes in part; longer ones may have operations to join.
+_DIVISIBLE = 11
 
 TRUE_BYTES = ALL.tobytes()
 FALSE_BYTES = bytes(32)
@@ -194,10 +196,7 @@ class Kernel:
         self.lengths[start] = stop - start
         if full:
             kept = simplified(run, items, self.live[stop])
-            lines = joined_lines([one for one, _ in kept], [item for _, item in kept], self.entry.registers, self.slots)
-            vector = self._compile(["R = w.R", *lines], start, stop)
-            scalar = scalar_lines(kept, self._kind) if len(kept) <= _SCALAR else None
-            return vector if scalar is None else self._scalar_where_it_may(start, stop, scalar, vector)
+            return self._for_all_lanes(kept, start, stop, partial(self.full.__setitem__, start))
         masked = self._compile(["R = w.R; a = w.mask", *masked_lines(run, items)], start, stop)
         return self._unmasked_where_it_may(start, masked, run)
 
@@ -208,18 +207,30 @@ class Kernel:
         dtype = np.dtype(name)
         return (dtype.kind.upper(), dtype.itemsize) if dtype.kind in "bu" else None
 
-    def _scalar_where_it_may(self, start: int, stop: int, lines: list[str], vector: Step) -> Step:
-        """A run on Python integers, where all it reads is equal in all lanes; given up where that is seldom so."""
-        misses = 0
+    def _for_all_lanes(
+        self, run: Run, start: int, stop: int, replace: Callable[[Step], None], divisible: bool = True
+    ) -> Step:
+        """A run on Python integers where all it reads is equal in all lanes, else as a vector; ``replace`` puts another
+        step in its place where that does not come about.
+        """
+        lines = joined_lines([one for one, _ in run], [item for _, item in run], self.entry.registers, self.slots)
+        vector = self._compile(["R = w.R", *lines], start, stop)
+        scalar = scalar_lines(run, self._kind) if len(run) <= _SCALAR else None
+        if scalar is None:
+            return vector
+        parts = independent(run) if divisible and len(run) <= _DIVISIBLE else [run]
+        if len(parts) == 1:
+            return self._compile(["R = w.R", *scalar], start, stop, _noting(vector, run, replace))
+        steps: list[Step] = []
+        for k, part in enumerate(parts):
+            steps.append(self._for_all_lanes(part, start, stop, partial(steps.__setitem__, k), divisible=False))
 
-        def other(w: "Warp") -> int | None:
-            nonlocal misses
-            misses += 1
-            if misses > _MISSES:
-                self.full[start] = vector
-            return vector(w)
+        def one_by_one(w: "Warp") -> int | None:
+            for step in steps:
+                step(w)
+            return stop
 
-        return self._compile(["R = w.R", *lines], start, stop, other)
+        return self._compile(["R = w.R", *scalar], start, stop, one_by_one)
 
     def _unmasked_where_it_may(self, start: int, masked: Step, run: list[Pure]) -> Step:
         """A run for some of the lanes. Where no other lane reads what it writes, it may write for all of them."""
@@ -256,13 +267,34 @@ class Kernel:
         return scope["make"](other)
 
 
+def _noting(vector: Step, run: Run, replace: Callable[[Step], None]) -> Step:
+    """A step that takes note of results that are equal in all lanes: ``%tid.x >> 5`` is, where ``%tid.x`` is not."""
+    # A move hands on the array itself, which has been looked at before.
+    results = {slot for one, _ in run for slot, expression in one.outs if not SLOT.fullmatch(expression)}
+    equal, tries = set[int](), 0
+
+    def step(w: "Warp") -> int | None:
+        nonlocal tries
+        stop, R, learning = vector(w), w.R, tries < _TRIES
+        for slot in results if learning else equal:
+            R[slot] = value = same(R[slot])
+            if learning and id(value) in KNOWN:
+                equal.add(slot)
+        tries += 1
+        if tries == _TRIES and not equal:
+            replace(vector)
+        return stop
+
+    return step
+
+
 def base_namespace() -> dict[str, Any]:
     """Names that generated code may use."""
     from moegen.ptx import lanes_float, lanes_int, uniform
 
     names: dict[str, Any] = {name: getattr(lanes, name) for lanes in (lanes_float, lanes_int) for name in lanes.__all__}
     names["where"], names["concatenate"] = np.where, np.concatenate
-    names["known"], names["lanes_b1"] = uniform.KNOWN, uniform.TRUTH
+    names["known"], names["lanes_b1"] = uniform.KNOWN.get, uniform.TRUTH
     names.update((f"lanes_{kind}", table) for kind, table in uniform.TABLES.items())
     for bits in (8, 16, 32, 64):
         names[f"U{bits // 8}"] = np.dtype(f"u{bits // 8}")

@@ -142,8 +142,8 @@ class _Translator:
 def scalar_lines(run: Run, kind_of: Callable[[int], Kind | None]) -> list[str] | None:
     """Statements of a run over Python integers; None if an instruction has no such form.
 
-    They use ``R``, ``known`` (value by identity of an array), one table of arrays per type, such as ``lanes_u4``, and
-    ``other``, the step for registers that are not known.
+    They use ``R``, ``known`` (value by identity of an array, or None), one table of arrays per type, such as
+    ``lanes_u4``, and ``other``, the step for registers that are not known.
 
     Args:
         run: instructions with what they were lowered to.
@@ -178,6 +178,6 @@ def scalar_lines(run: Run, kind_of: Callable[[int], Kind | None]) -> list[str] |
                 written[slot] = kind(slot)
     except (_CannotError, KeyError):
         return None
-    read = [f" r{slot} = known[id(R[{slot}])]" for slot in inputs]
+    unknown = " or ".join(f"(r{slot} := known(id(R[{slot}]))) is None" for slot in inputs)
     put = [f"R[{slot}] = lanes_{letter.lower()}{n}[r{slot}]" for slot, (letter, n) in written.items()]
-    return ["try:", *read, " pass", "except KeyError:", " return other(w)", *lines, *put]
+    return [f"if {unknown or False}:", " return other(w)", *lines, *put]

@@ -70,20 +70,41 @@ def _forward(run: Run) -> Run:
     return result
 
 
+def _reads(one: Pure, instruction: Instruction) -> int:
+    reads = bits_of(slot for text in (one.setup, *(e for _, e in one.outs)) for slot in slots_in(text))
+    return reads if instruction.guard is None else reads | 1 << instruction.guard.index
+
+
+def _writes(one: Pure) -> int:
+    return bits_of(slot for slot, _ in one.outs)
+
+
+def independent(run: Run) -> list[Run]:
+    """A run in parts none of which reads or writes what another one writes, each in its order."""
+    parts: list[tuple[int, int, list[int]]] = []
+    for k, (one, instruction) in enumerate(run):
+        reads, writes, members = _reads(one, instruction), _writes(one), [k]
+        apart = []
+        for part in parts:
+            if writes & (part[0] | part[1]) or reads & part[1]:
+                reads, writes, members = reads | part[0], writes | part[1], part[2] + members
+            else:
+                apart.append(part)
+        parts = [*apart, (reads, writes, members)]
+    return [[run[k] for k in sorted(members)] for _, _, members in parts]
+
+
 def _needed(run: Run, live: int) -> Run:
     """Without results that nobody reads."""
     kept = []
     for one, instruction in reversed(run):
-        writes = bits_of(slot for slot, _ in one.outs)
+        writes = _writes(one)
         if not writes & live:
             continue
         kept.append((one, instruction))
-        reads = bits_of(slot for text in (one.setup, *(e for _, e in one.outs)) for slot in slots_in(text))
         if instruction.guard is None:
             live &= ~writes
-        else:
-            reads |= 1 << instruction.guard.index
-        live |= reads
+        live |= _reads(one, instruction)
     return kept[::-1]
 
 
