@@ -53,7 +53,7 @@ def run(tool: str, part: str, kernels: Path, out: Path) -> Run:
     file, selection = PARTS[part]
     log = out / f"{tool}_{re.sub('[^a-z0-9]+', '_', part)}.txt"
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-m", "pytest"]
-    command += ["-m", "gpu", "--kernels", str(kernels), f"tests/hopper/{file}"]
+    command += ["-m", "gpu", f"--kernels={kernels}", f"tests/hopper/{file}"]
     command += ["-k", selection] if selection else []
     with log.open("w") as stream:
         status = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode

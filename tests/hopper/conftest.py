@@ -1,4 +1,4 @@
-"""Kernels are compiled once a session, or once and for all: ``--kernels FOLDER``, which prebuild.py can fill."""
+"""Kernels are compiled once a session, or once and for all: ``--kernels=FOLDER``, which prebuild.py can fill."""
 
 import os
 from pathlib import Path

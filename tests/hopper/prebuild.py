@@ -1,4 +1,4 @@
-"""Compiles every kernel that GPU tests launch, without a GPU and side by side, for ``pytest --kernels FOLDER``.
+"""Compiles every kernel that GPU tests launch, without a GPU and side by side, for ``pytest --kernels=FOLDER``.
 
     PYTHONPATH=.:tests python -m hopper.prebuild FOLDER [--jobs 12] [--only kernels|packages]
 
