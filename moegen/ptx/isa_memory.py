@@ -6,7 +6,7 @@ import numpy as np
 
 from moegen.ptx.dtypes import LANES, Mask, PtxType
 from moegen.ptx.emit import Emit, Lowered, Order, Pure
-from moegen.ptx.masks import first_lane, lane_count
+from moegen.ptx.masks import common_value, first_lane, lane_count
 from moegen.ptx.memory import (
     RANK_SHIFT,
     SHARED_WINDOW,
@@ -90,6 +90,9 @@ def shared_groups(w: "Warp", addresses: Any, mask: Mask, space: str) -> list[tup
         return [(cta, wide, mask)]
     ranks = wide >> np.uint64(RANK_SHIFT)
     offsets = wide & np.uint64((1 << RANK_SHIFT) - 1)
+    common = common_value(ranks, mask)
+    if common is not None:
+        return [(cta.resolve(common << RANK_SHIFT, space)[0], offsets, mask)]
     groups = []
     for rank in np.unique(ranks[mask]).tolist():
         target, _ = cta.resolve(rank << RANK_SHIFT, space)

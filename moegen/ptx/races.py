@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from moegen.ptx.warp import Warp
 
 
+#: Lane of each granule where every lane accesses several.
+_REPEATED = {per: LANE_IDS.astype(np.uint64).repeat(per) for per in (2, 4, 8, 16, 32)}
+
+
 class RaceDetector:
     """Hooks that instructions call; one per run.
 
@@ -124,7 +128,7 @@ class RaceDetector:
         for finding in found:
             address = int(at[finding.mask][0]) * clocks.granule
             self.explain(finding, w, w.pc, clocks, "shared memory", "written" if write else "read", address, clock)
-        lanes = lanes.repeat(per) if per > 1 else lanes
+        lanes = (_REPEATED[per] if mask is ALL else lanes.repeat(per)) if per > 1 else lanes
         clash = clocks.lanes[cta.rank].access(at, lanes, self.phase(w), write)
         if clash is not None:
             self.report_lanes(w, int(lanes[clash]), int(at[clash]) * clocks.granule, "shared memory")

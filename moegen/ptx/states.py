@@ -37,7 +37,10 @@ class Touched:
         if raw == raw[:4] * (len(raw) >> 2):
             self.distinct = [int.from_bytes(raw[:4], "little")] if raw else []
         else:
-            self.distinct = sorted(set(np.frombuffer(raw, _NUMBER).tolist()))
+            # Histories change from place to place far less often than there are granules.
+            flat = np.frombuffer(raw, _NUMBER)
+            changed = flat[1:][flat[1:] != flat[:-1]]
+            self.distinct = sorted({int(flat[0]), *changed.tolist()})
 
     def place(self, number: int) -> int:
         """Index of the first granule that has a state; of one-dimensional arrays only."""
@@ -64,7 +67,10 @@ class Touched:
         if len(new) == 1:
             self.fill(new[0])
         elif new:
-            numbers = np.array(new, _NUMBER)[np.searchsorted(self.distinct, self.numbers)]
+            first = self.distinct[0]
+            table = np.zeros(self.distinct[-1] - first + 1, _NUMBER)
+            table[np.array(self.distinct) - first] = new
+            numbers = table[self.numbers - first]
             self._array[self._index] = numbers.view(_CHUNK) if self._chunked else numbers
 
 
