@@ -131,13 +131,18 @@ def _pairs_by_class(ranked: Sequence[Candidate], first: Numerics) -> list[list[C
 
 
 def _pairs(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """See :func:`_pairs_by_class`; of pairs with equal fields (a list's kernels may be of two families) the best."""
+    """See :func:`_pairs_by_class`. Rows of codes cannot have every family of a schedule: a pair that reads them is left
+    out beside one with the same fields that reads products and stands better, and the other way round."""
     best = [min(times) for times in zip(*(candidate.times_us for candidate in candidates), strict=True)]
     behind = {c.name: min(t / b for t, b in zip(c.times_us, best, strict=True)) for c in candidates}
     ordered = sorted(candidates, key=lambda candidate: (behind[candidate.name], candidate.name))
-    nearest = {fields: behind[c.name] for fields, c in _best_of(ordered, lambda c: _fields(_schedules(c))).items()}
+    nearest = _best_of(ordered, lambda candidate: _fields(_schedules(candidate)))
     pairs = _best_of(ordered, _schedules)
-    return [pair for schedules, pair in pairs.items() if behind[pair.name] <= nearest[_fields(schedules)]]
+    return [pair for key, pair in pairs.items() if _reads_codes(pair) == _reads_codes(nearest[_fields(key)])]
+
+
+def _reads_codes(candidate: Candidate) -> tuple[bool, ...]:
+    return tuple(step.variant.op.reads_codes for step in candidate.steps if step.variant.op.kind in _GEMMS)
 
 
 def _alternately(groups: Sequence[Sequence[Candidate]]) -> list[Candidate]:
