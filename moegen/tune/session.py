@@ -201,13 +201,14 @@ class TuneSession:
         return [pipeline for pipeline in allowed if pipeline.name in wanted]
 
     def _leaders(self, point: TunePoint) -> set[str]:
-        """The fastest at the nearest explored token counts to both sides, so that neighbours have pipelines in
-        common."""
+        """The fastest at the nearest explored token counts to both sides, so that neighbours have pipelines in common,
+        and here under other routings, so that trials say what a wrong routing class costs."""
         label = point.routing.label
         explored = sorted(tokens for tokens, routing in self._fastest if routing == label)
         place = bisect_left(explored, point.tokens)
-        near = explored[max(place - 1, 0) : place + 1]
-        return set().union(*(self._fastest[tokens, label] for tokens in near))
+        near = {(tokens, label) for tokens in explored[max(place - 1, 0) : place + 1]}
+        here = {key for key in self._fastest if key[0] == point.tokens}
+        return set().union(*(self._fastest[key] for key in near | here))
 
     def _confirm_all(self, points: Sequence[TunePoint]) -> bool:
         """Runs every duel that selection is still waiting for; False when the budget ended first."""

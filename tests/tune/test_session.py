@@ -150,7 +150,17 @@ def test_neighbours_have_the_fastest_in_common_across_sessions(tune: Tune, datab
     tune(package, times | {"h": 1.0}, points=tune_points(package, tokens=[4]))
     tune(package, times | {"h": 150.0}, points=tune_points(package, tokens=[4, 16]))
     later = database.results(subject=Subject.PIPELINE, tokens=16)
-    assert {r.trial.variant for r in later if r.policy.parameters["stage"] != "gate"} == {"default", "a", "b", "h"}
+    assert {r.trial.variant for r in later} == {"default", "a", "b", "h"}
+
+
+def test_routings_have_the_fastest_in_common(tune: Tune, database: TrialDatabase) -> None:
+    names = ["default", *"abcdefgh"]
+    package = simple_package(*names)
+    times = {name: 100.0 + 10 * index for index, name in enumerate(names)}
+    tune(package, times | {"h": 1.0}, points=tune_points(package, tokens=[4]))
+    tune(package, times, points=tune_points(package, tokens=[4], routing=["one_hot"]))
+    skewed = [r for r in database.results(subject=Subject.PIPELINE) if r.routing.label == "one_hot"]
+    assert {r.trial.variant for r in skewed} == {"default", "a", "b", "h"}
 
 
 def test_ops_come_first_when_there_are_many_pipelines(tune: Tune, database: TrialDatabase) -> None:
