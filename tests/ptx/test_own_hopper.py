@@ -13,6 +13,7 @@ from kernels.compare import check_written, make_call
 from torch import Tensor
 
 from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS
+from moegen.codegen.catalogs.sm90_even import EVEN
 from moegen.codegen.variant import Variant
 from moegen.core.enums import OpKind, Target
 from moegen.numerics.reference import run_op
@@ -106,3 +107,22 @@ def test_blocks_claim_items_and_gather_rows(workshop: Workshop, form: str) -> No
     fixed = ladder_variant(case.ops()[OpKind.GEMM1], "n8_24", warpgroups=1)
     claims = Variant(op=fixed.op, schedule=CLAIMS.make(**fixed.schedule.as_dict()))
     check(workshop, claims, case, private_buffers(case, buffers(case)), padded=True)
+
+
+@pytest.mark.parametrize("form", ["rows", "pieces"])
+def test_units_of_k_come_in_pairs(workshop: Workshop, form: str) -> None:
+    """A turn of the main loop takes two stages of a ring that wraps; rows come by bulk copies, or as pieces."""
+    forms = HopperCase(hidden=512, intermediate=80, experts=4, top_k=1, tokens=19, w4a4=False)
+    case = replace(forms, fused_gather=form == "pieces", arranged=form == "pieces")
+    variant = ladder_variant(case.ops()[OpKind.GEMM1], "n8_24", warpgroups=1)
+    check(workshop, variant, case, private_buffers(case, buffers(case)), padded=True)
+
+
+@pytest.mark.parametrize("kind", [OpKind.GEMM1, OpKind.GEMM2])
+def test_the_last_items_are_cut_into_parts(workshop: Workshop, kind: OpKind) -> None:
+    """Two or three warpgroups share an item or have one each, beside others that give its stages back unread."""
+    case = HopperCase(hidden=192, intermediate=128, experts=4, top_k=1, tokens=19, w4a4=False)
+    groups = 2 if kind is OpKind.GEMM1 else 3
+    schedule = EVEN.make(ladder="n8_24", warpgroups=groups, tiles=1, blocks=1, parts=groups)
+    variant = Variant(op=case.ops()[kind], schedule=schedule)
+    check(workshop, variant, case, private_buffers(case, buffers(case)), padded=True)
