@@ -130,3 +130,30 @@ def test_a_table_of_a_sister_device_is_named_as_such(tiny: TestPackage, tmp_path
     decision = made.load().decider.decide(64)
     assert decision.source.value == "family"
     assert "measured on another machine" in decision.reason
+
+
+def test_the_routing_that_a_caller_declares_picks_its_own_winners(tiny: TestPackage, tmp_path: Path) -> None:
+    """One table with two routing classes: the layer runs the declared class's winner, and says which trials it used."""
+    made, table, _ = tuned(tiny, tmp_path)
+    table_path(tmp_path, table).unlink()
+    slow, *_, fast = sorted(made.load().decider.pipelines)
+    skewed = tuple(
+        Point(
+            tokens=point.tokens,
+            routing="zipf=1",
+            winner=fast,
+            candidates=(Candidate(pipeline=fast, median_us=1.0), Candidate(pipeline=slow, median_us=2.0)),
+        )
+        for point in table.points
+    )
+    points = tuple(sorted((*table.points, *skewed), key=lambda point: (point.tokens, point.routing)))
+    both = replace(table, points=points)
+    freeze(both, table_path(tmp_path, both))
+    for tokens in (4, 16, 64):
+        uniform, declared = (made.load(**choice).decider.decide(tokens) for choice in ({}, {"routing": "zipf=1"}))
+        assert (uniform.pipeline, uniform.routing) == (slow, "uniform")
+        assert (declared.pipeline, declared.routing) == (fast, "zipf=1")
+        assert "no trials under" not in declared.reason
+    other = made.load(routing="zipf=2").decider.decide(16)
+    assert (other.pipeline, other.routing) == (slow, "uniform")
+    assert "no trials under zipf=2, uniform used" in other.reason
