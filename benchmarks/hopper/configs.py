@@ -98,6 +98,8 @@ ARRANGED: dict[str, dict[int, tuple[Schedule, ...]]] = {
         8192: (_one("n88_96_104_112", claims=True), WIDE_SKEW),
     },
 }
+#: Where the last items of both gemms are cut into parts as well: what is gained where an item is long (K = 2880).
+EVEN = {("gptoss", 8), ("gptoss", 32), ("gptoss", 128)}
 #: Token width, consumer warpgroups, weight tiles and slots of the kernel that computes the whole layer, for few tokens.
 BLOCKS: tuple[tuple[int, int, int, int], ...] = ((8, 4, 1, 256), (8, 4, 2, 256))
 BLOCK_UP_TO = 32
@@ -117,6 +119,7 @@ def configs(shape: str, tokens: int, *, fast: bool = False) -> list[Config]:
     forms = [Config(gemm1=s, gemm2=s, gather=True, route=route, fast=fast) for s in gathering]
     arranged = ARRANGED[shape].get(tokens, ())
     forms += [Config(gemm1=s, gemm2=s, arranged=True, route=route, fast=fast) for s in arranged]
+    forms += [replace(plain[0], even=True)] if (shape, tokens) in EVEN else []
     return plain + forms + [replace(plain[0], block=block) for block in blocks]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from moegen.codegen.catalogs.sm90 import CLAIMS, LADDER, ROUTE, ROW_TILE, ROWS_LAYOUT, STREAM
 from moegen.codegen.catalogs.sm90_block import BLOCK, CATALOG
+from moegen.codegen.catalogs.sm90_even import EVEN
 from moegen.codegen.context import entry_arguments
 from moegen.codegen.pipelines import Shape, pipeline_ops
 from moegen.codegen.variant import Variant
@@ -63,7 +64,7 @@ class Config:
     tokens in the private column order), exp and division class, operand format and epilogue mode; ``block``: token
     width, warpgroups, weight tiles and slots of the one kernel that computes the whole layer, instead of ladders;
     ``full``: the form with biases and a clamped activation; ``fp16``: tokens in fp16; ``decoded``: W4A4 rows reach the
-    gemms as products of code and scale."""
+    gemms as products of code and scale; ``even``: the last items of both gemms are cut into parts."""
 
     gemm1: tuple[str, int, int, int, bool]
     gemm2: tuple[str, int, int, int, bool]
@@ -77,6 +78,7 @@ class Config:
     full: bool = False
     fp16: bool = False
     decoded: bool = False
+    even: bool = False
 
 
 OAI = ActivationSpec(kind=ActivationKind.SWIGLU_OAI, alpha=1.702, limit=7.0, beta=1.0)
@@ -136,8 +138,9 @@ def _variant(op: OpSpec, config: Config) -> Variant:
         op = replace(op, ids_int64=False)
     elif op.weight_pack:
         ladder, warpgroups, tiles, blocks, claims = config.gemm1 if op.kind is OpKind.GEMM1 else config.gemm2
-        family = CLAIMS if claims else LADDER
-        schedule = family.make(ladder=ladder, warpgroups=warpgroups, tiles=tiles, blocks=blocks)
+        family = CLAIMS if claims else EVEN if config.even else LADDER
+        parts = {"parts": warpgroups} if family is EVEN else {}
+        schedule = family.make(ladder=ladder, warpgroups=warpgroups, tiles=tiles, blocks=blocks, **parts)
     else:
         schedule = STREAM.make()
     verdict = CATALOG.verdict(op, schedule, H200)

@@ -89,9 +89,9 @@ class Ours:
         timed: list[tuple[float, Config]] = []
         for config in configs(cell.shape, cell.tokens, fast=fast):
             times = self.stage_times(cell, config)
-            rows = "gather" if config.gather else "arranged" if config.arranged else ""
+            rows = "gather" if config.gather else "arranged" if config.arranged else "even" if config.even else ""
             swept[f"block {config.block}" if config.block else f"{config.gemm1} {rows}"] = times
-            if not config.gather and config.block is None:
+            if not config.gather and not config.even and config.block is None:
                 ladders[config.arranged].append((config, times))
             timed.append((times["moe"], config))
         every = [item for found in ladders.values() for item in found]

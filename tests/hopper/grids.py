@@ -6,6 +6,7 @@ from kernels.cases import STATIC, SWIZZLED
 from kernels.pairwise import Row, covering
 
 from moegen.codegen.catalogs.sm90 import CATALOG, CLAIMS, LADDER
+from moegen.codegen.catalogs.sm90_even import EVEN
 from moegen.codegen.variant import Variant
 from moegen.core.devices import H200
 from moegen.core.enums import ActivationMath, Contract, OpKind, TokenDtype
@@ -45,9 +46,10 @@ def case_of(row: Row, activation_math: ActivationMath = ActivationMath.EXACT) ->
 def variant_of(row: Row) -> Variant:
     """The variant that a row stands for."""
     op = case_of(row).ops()[OpKind.GEMM1 if "mode" in row else OpKind.GEMM2]
-    family = CLAIMS if row["family"] == "claims" else LADDER
     fields = {name: row[name] for name in ("ladder", "warpgroups", "tiles", "blocks")}
-    return Variant(op=op, schedule=family.make(**fields))
+    if row["family"] == "even":
+        return Variant(op=op, schedule=EVEN.make(**fields, parts=row["warpgroups"]))
+    return Variant(op=op, schedule=(CLAIMS if row["family"] == "claims" else LADDER).make(**fields))
 
 
 def allowed(row: Row) -> bool:
@@ -78,3 +80,5 @@ FORMAT_ROWS = [
     *covering({**GEMM1, **FORMATS, **FORMATS1}, other_format),
     *covering({**GEMM2, **FORMATS, **FORMATS2}, other_format),
 ]
+#: Of the fixed shares whose last items may be cut into parts, every second: few geometries have whole row tiles.
+EVEN_ROWS = [row for row in ({**row, "family": "even"} for row in (*GEMM1_ROWS, *GEMM2_ROWS)) if allowed(row)][::2]

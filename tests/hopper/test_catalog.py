@@ -18,6 +18,7 @@ from moegen.codegen.catalogs.sm90 import (
     warpgroups_of,
     widths,
 )
+from moegen.codegen.catalogs.sm90_even import EVEN, rounds
 from moegen.codegen.load import expected_load
 from moegen.codegen.registry import parse_variant
 from moegen.core.devices import H200
@@ -136,6 +137,46 @@ def test_decoding_producers_cannot_claim_items() -> None:
     assert CATALOG.scratch(gemm(), claims).fixed == 2 * 8
     assert not CATALOG.scratch(gemm(), LADDER.make(**fields)).any
     assert CATALOG.verdict(gemm(case=replace(CASE, w4a4=True)), claims, H200).predicate == "claims"
+
+
+def even(op: OpSpec, ladder: str = "n8", warpgroups: int = 4, parts: int = 4) -> str:
+    fields = {"ladder": ladder, "warpgroups": warpgroups, "tiles": 1, "blocks": 1}
+    return CATALOG.verdict(op, EVEN.make(**fields, parts=parts), H200).predicate
+
+
+def test_parts_are_whole_shares_of_weights() -> None:
+    plain = gemm(case=replace(CASE, w4a4=False, intermediate=640))
+    assert even(plain) == even(plain, parts=2) == even(plain, ladder="n8_16_32", warpgroups=5, parts=5) == ""
+    assert even(plain, parts=1) == even(plain, parts=5) == "parts"
+    assert even(plain, warpgroups=3, parts=3) == "parts"
+    fused = gemm(case=replace(CASE, w4a4=True, intermediate=640, epilogue=Epilogue.FUSED_FP4))
+    assert verdict(fused, "n8") == ""
+    assert even(fused) == "parts"
+
+
+def test_the_last_items_take_as_little_as_blocks_allow() -> None:
+    fields = {"ladder": "n8", "warpgroups": 5, "tiles": 1, "blocks": 1}
+    cut, fixed = EVEN.make(**fields, parts=5), LADDER.make(**fields)
+    assert [rounds(fixed, items, 132) for items in (132, 133, 515)] == [1, 2, 4]
+    assert [rounds(cut, items, 132) for items in (132, 133, 132 + 26, 132 + 27, 132 + 60, 515)] == [
+        1,
+        1.2,
+        1.2,
+        1.25,
+        1.5,
+        4,
+    ]
+
+
+def test_untuned_gemms_are_cut_where_the_last_round_is_nearly_empty() -> None:
+    op = gemm(case=replace(CASE, w4a4=False, hidden=2880, intermediate=2880, experts=128, top_k=4))
+    shapes = {schedule.family.name for schedule in CATALOG.schedules(op, H200, None)}
+    assert shapes == {"ladder", "claims", "even"}
+    fields = {"ladder": "n8", "warpgroups": 5, "tiles": 1, "blocks": 1}
+    cut, fixed = EVEN.make(**fields, parts=5), LADDER.make(**fields)
+    load = expected_load(2, 128, 4, 8)
+    assert CATALOG.time_us(op, cut, H200, load) < CATALOG.time_us(op, fixed, H200, load)
+    assert "even" not in {s.family.name for s in CATALOG.schedules(op, H200, {"ladder": ("n8",)})}
 
 
 def test_a_fused_quantiser_needs_whole_chunks() -> None:

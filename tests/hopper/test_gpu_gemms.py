@@ -6,7 +6,7 @@ import pytest
 from hopper.cases import private_buffers
 from hopper.compare import check_op
 from hopper.fp16 import every_product
-from hopper.grids import FORMAT_ROWS, GEMM1_ROWS, GEMM2_ROWS, case_of, row_name, variant_of
+from hopper.grids import EVEN_ROWS, FORMAT_ROWS, GEMM1_ROWS, GEMM2_ROWS, case_of, row_name, variant_of
 from hopper.workshop import Workshop
 from kernels.cases import buffers
 from kernels.pairwise import Row
@@ -14,7 +14,7 @@ from kernels.pairwise import Row
 from moegen.codegen.variant import Variant
 
 pytestmark = pytest.mark.gpu
-ROWS = [*GEMM1_ROWS, *GEMM2_ROWS, *FORMAT_ROWS]
+ROWS = [*GEMM1_ROWS, *GEMM2_ROWS, *FORMAT_ROWS, *EVEN_ROWS]
 
 
 def variants() -> list[Variant]:

@@ -7,8 +7,10 @@ long as the widest kernel holds all rows of an expert. ``sm90_forms`` says what 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from moegen.codegen.catalog import LEGAL, Choice, Predicate, Scratch, Verdict, chosen_values, illegal, judge
+from moegen.codegen.catalogs.sm90_even import EVEN, cuts_whole_parts, even_form
 from moegen.codegen.catalogs.sm90_forms import (
     CLAIMS,
     GEMMS,
@@ -75,9 +77,10 @@ CHOICE = replace(
             doc="blocks claim their items, where the ladder has several kernels and rows come as they are",
             type="bool",
         ),
+        ScheduleField(name="even", tag="e", doc="the last items are cut into parts, in narrow ladders", type="bool"),
     ),
 )
-"""What a spec may choose: the fields of a ladder, and which of the two families."""
+"""What a spec may choose: the fields of a ladder, and which of the three families."""
 #: Values to consider; where the model sees no difference, the first of them wins.
 AUTO: Mapping[str, tuple[Value, ...]] = {
     "ladder": (
@@ -106,7 +109,10 @@ AUTO: Mapping[str, tuple[Value, ...]] = {
     "tiles": (1, 2),
     "blocks": (1, 2, 4),
     "claims": (False, True),
+    "even": (False, True),
 }
+LISTED: Mapping[str, tuple[Value, ...]] = {**AUTO, "even": (False,)}
+"""The same where a spec lists what it wants."""
 GATHER_WIDTHS = 32
 """Rows that a gathering gemm1 multiplies by their router weight pass through registers: wider tiles would spill."""
 WEIGHTED_REGISTERS = 88
@@ -228,6 +234,13 @@ def may_claim(op: OpSpec, schedule: Schedule) -> bool:
     return len(widths(schedule)) > 1 and not staged(op)
 
 
+def _form(op: OpSpec, schedule: Schedule, device: DeviceFacts, claims: bool, even: bool) -> Schedule:
+    """A ladder in the family asked for, as far as that can gain anything."""
+    if claims and may_claim(op, schedule):
+        return CLAIMS.make(**schedule.as_dict())
+    return even_form(op, schedule, device) if even else schedule
+
+
 def widest(op: OpSpec) -> int:
     """Most rows of a token tile that the producer's and the epilogue's registers take."""
     if op.epilogue is Epilogue.FUSED_FP4 and not op.gated:
@@ -265,7 +278,14 @@ def holds_tokens(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
     return LEGAL
 
 
-GEMM_PREDICATES: tuple[Predicate, ...] = (serves_rows, useful_shape, fits_device, fits_registers, holds_tokens)
+GEMM_PREDICATES: tuple[Predicate, ...] = (
+    serves_rows,
+    useful_shape,
+    fits_device,
+    fits_registers,
+    holds_tokens,
+    cuts_whole_parts,
+)
 
 
 @dataclass(frozen=True)
@@ -279,7 +299,7 @@ class Sm90Catalog:
 
     def families(self, kind: OpKind) -> tuple[ScheduleFamily, ...]:
         """Ladders for the gemms, one block for route, streams for the rest."""
-        return (LADDER, CLAIMS) if kind in GEMMS else (ROUTE,) if kind is OpKind.ROUTE else (STREAM,)
+        return (LADDER, CLAIMS, EVEN) if kind in GEMMS else (ROUTE,) if kind is OpKind.ROUTE else (STREAM,)
 
     def row_tiles(self, choice: Choice, act_format: ActFormat) -> tuple[int, ...]:
         """Always groups of 8; raises SpecError when ``choice`` names an unknown field."""
@@ -312,15 +332,15 @@ class Sm90Catalog:
 
     def schedules(self, op: OpSpec, device: DeviceFacts, choice: Choice) -> tuple[Schedule, ...]:
         """Every combination of the considered values; raises SpecError on an unknown field or a malformed ladder."""
-        considered = chosen_values(CHOICE, AUTO, choice)
+        considered = chosen_values(CHOICE, LISTED if choice else AUTO, choice)
         if op.kind is OpKind.ROUTE:
             return tuple(ROUTE.make(threads=threads, blocks=blocks) for threads, blocks in ROUTE_SHAPES)
         if op.kind not in GEMMS:
             return (STREAM.make(),)
         made = [
-            (CLAIMS.make(**schedule.as_dict()) if claims and may_claim(op, schedule) else schedule)
+            _form(op, schedule, device, claims is True, even is True)
             for values in considered
-            for claims in values["claims"]
+            for claims, even in product(values["claims"], values["even"])
             for schedule in expand(LADDER, values)
         ]
         return tuple(dict.fromkeys(made))

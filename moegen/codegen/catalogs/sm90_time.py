@@ -2,6 +2,7 @@
 
 import math
 
+from moegen.codegen.catalogs.sm90_even import rounds
 from moegen.codegen.catalogs.sm90_forms import UNIT_BYTES, UNIT_K, UNIT_ROWS, warpgroups_of, weight_tiles, widths
 from moegen.codegen.cost import gemm_bytes, stream_bytes
 from moegen.codegen.load import Load
@@ -55,7 +56,7 @@ def gemm_us(op: OpSpec, schedule: Schedule, device: DeviceFacts, load: Load) -> 
     read_us = 1e6 * gemm_bytes(op, load) / (READ_SHARE * device.read_bytes_s)
     row_tiles = -(-weight_tiles(op) // (groups * tiles))
     items = load.hit_experts * tiles_each * row_tiles
-    waves = -(-items // device.cores) * device.cores / max(items, 1e-9)
+    waves = rounds(schedule, items, device.cores) * device.cores / max(items, 1e-9)
     fed = items * op.k / UNIT_K * (width * UNIT_K * 2 + groups * tiles * UNIT_BYTES)
     feed_us = 1e-3 * fed / FEED_BYTES / CLOCK_GHZ / device.cores
     copies = load.rows * op.k / UNIT_ROWS * row_tiles if op.gather and not op.w4a4 else 0.0

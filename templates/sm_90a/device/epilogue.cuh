@@ -33,7 +33,7 @@ struct Lane {
 // m64 tile of an expert's weights that fragment m of this warpgroup belongs to.
 template <class C>
 __device__ __forceinline__ int m64_tile(const WorkItem& item, int m) {
-  return item.row_tile * Plan<C>::kTileRows64 + int(threadIdx.x / 128) * C::kTiles + m;
+  return item.row_tile * Plan<C>::kTileRows64 + (item.first_group() + int(threadIdx.x / 128)) * C::kTiles + m;
 }
 
 // Channel of element (g, piece) of a 64-channel chunk.
@@ -119,7 +119,8 @@ struct CompactRows {
     using Near = typename Activated<A>::NearGate;
     using Exact = typename Activated<A>::ExactGate;
     // A larger batch spills beside more than two tiles, where four warpgroups share the registers, and with biases.
-    constexpr bool kRoomy = C::kTiles <= 2 && C::kConsumerRegisters != 104 && !A::kBias;
+    constexpr bool kShared = C::kConsumerRegisters > 0 && C::kConsumerRegisters <= 104;
+    constexpr bool kRoomy = C::kTiles <= 2 && !kShared && !A::kBias;
     constexpr int kGroups = C::kWidth / kGroupRows, kBatch = Activated<A>::kNear && kRoomy ? 4 : 2;
     auto values = [&](int i, auto& gate) {
       const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);

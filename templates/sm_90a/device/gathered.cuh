@@ -166,7 +166,7 @@ struct GatheredTokens {
     }
     const Listed listed = Listed::make<C>(p, base);
     if constexpr (C::kProducerRegisters > 0) registers_lower<C::kProducerRegisters>();
-    Cursor<C::kWidest, P::kRowTiles> cursor(base + P::kListOffset, listed.active, listed.tiles);
+    Cursor<C::kWidest, P::kRowTiles, C::kGroups, C::kParts> cursor(base + P::kListOffset, listed.active, listed.tiles);
     Order<C::kClaimed> order;
     WorkItem item = cursor.at(order.index);
     Held held{};

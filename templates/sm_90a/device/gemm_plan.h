@@ -77,6 +77,7 @@ struct GemmShape {
 //   kFirst                    first kernel of the ladder
 //   kRouted                   routing is complete when the kernel starts (another kernel ran between)
 //   kClaimed                  blocks claim their items from a counter, instead of taking every gridDim.x-th
+//   kParts                    most parts into which the last items are cut, so that all blocks end together
 //   kEpilogueBytes            shared memory of the epilogue
 template <class C>
 struct Plan {
@@ -96,7 +97,10 @@ struct Plan {
   static constexpr int kFixedBytes = 16 * kMaxStages + (kItemRing + C::kExperts + 1) * kEntryBytes + C::kEpilogueBytes;
   static constexpr int kLimit = C::kBlocks == 1 ? kSharedLimit : kSharedOfSm / C::kBlocks - 1024;
   static constexpr int kFitting = (kLimit - kFixedBytes) / kStageBytes;
-  static constexpr int kStages = kFitting < kMaxStages ? kFitting : kMaxStages;
+  static constexpr int kMost = kFitting < kMaxStages ? kFitting : kMaxStages;
+  // A turn of the main loop takes two neighbouring stages where units come in pairs; a block that has few of them, beside
+  // others on its multiprocessor, rather keeps the odd one.
+  static constexpr int kStages = C::kTiles == 1 && C::kBlocks == 1 && kUnits % 2 == 0 ? kMost / 2 * 2 : kMost;
   static constexpr int kBarrierOffset = kStages * kStageBytes;
   static constexpr int kItemOffset = kBarrierOffset + 16 * kMaxStages;
   static constexpr int kListOffset = kItemOffset + kItemRing * kEntryBytes;

@@ -50,18 +50,18 @@ struct WeightStream {
   using P = Plan<C>;
   const uint8_t* next;
   int tiles;  // m64 tiles of the item; the last row tile of an expert may hold fewer
-  int row_tile;
+  int first;  // m64 tile of the expert
 
   __device__ __forceinline__ void begin(const uint8_t* packed, const WorkItem& item) {
-    next = packed + int64_t(item.expert) * P::kExpertBytes + int64_t(item.row_tile) * (P::kTileRows64 * kUnitBytes);
-    tiles = min(P::kTileRows64, C::kM64 - item.row_tile * P::kTileRows64);
-    row_tile = item.row_tile;
+    first = item.row_tile * P::kTileRows64 + item.first_group() * C::kTiles;
+    next = packed + int64_t(item.expert) * P::kExpertBytes + int64_t(first) * kUnitBytes;
+    tiles = min(item.part == 0 ? P::kTileRows64 : item.groups() * C::kTiles, C::kM64 - first);
   }
 
   // Starts the copies of `unit` and posts their bytes and `more` on the stage's barrier; called by one thread.
   __device__ __forceinline__ void copy(const Ring<C>& ring, int unit, int more) {
     if (P::kHalfTail && unit == P::kUnits - 1) {  // half units keep the full units' pitch in shared memory
-      const uint8_t* source = next - int64_t(row_tile) * (P::kTileRows64 * (kUnitBytes - kHalfUnitBytes));
+      const uint8_t* source = next - int64_t(first) * (kUnitBytes - kHalfUnitBytes);
       barrier_expect_bytes(ring.full(), tiles * kHalfUnitBytes + more);
 #pragma unroll 1
       for (int i = 0; i < tiles; i++) {
@@ -209,6 +209,16 @@ __device__ __forceinline__ void stagger(const Ring<C>& ring) {
   }
 }
 
+// Gives an item's stages back unread: this warpgroup has no share of it.
+template <class C>
+__device__ __forceinline__ void pass(Ring<C>& ring) {
+#pragma unroll 1
+  for (int unit = 0; unit < Plan<C>::kUnits; unit++, ring.advance()) {
+    barrier_wait(ring.full(), ring.phase);
+    barrier_arrive(ring.empty());
+  }
+}
+
 // Consumer warps: wait for an item, accumulate it, hand it to the epilogue.
 template <class C>
 __device__ __forceinline__ void consume(const GemmArguments& p, uint32_t base) {
@@ -220,8 +230,16 @@ __device__ __forceinline__ void consume(const GemmArguments& p, uint32_t base) {
 #pragma unroll 1
   for (int count = 0;; count++) {
     barrier_wait(ring.full(), ring.phase);
-    const int expert = __shfl_sync(~0u, WorkItem::load(item_address<C>(base, count)).expert, 0);
+    const WorkItem coming = WorkItem::load(item_address<C>(base, count));
+    const int expert = __shfl_sync(~0u, coming.expert, 0);
     if (expert < 0) break;
+    if constexpr (C::kParts > 1) {
+      const int groups = __shfl_sync(~0u, coming.groups(), 0);
+      if (groups > 0 && int(threadIdx.x / 128) >= groups) {
+        pass<C>(ring);
+        continue;
+      }
+    }
     load_to_l1(p.alpha + expert * C::Epilogue::kAlphas);  // the epilogue would wait for it
     float acc[C::kTiles][C::kWidth / 2];
     accumulate<C>(acc, ring, share);

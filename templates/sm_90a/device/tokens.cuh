@@ -68,7 +68,7 @@ struct RowTokens {
     }
     if constexpr (C::kProducerRegisters > 0) registers_lower<C::kProducerRegisters>();
     if (!working) return;
-    Cursor<C::kWidest, P::kRowTiles> cursor(base + P::kListOffset, active, tiles);
+    Cursor<C::kWidest, P::kRowTiles, C::kGroups, C::kParts> cursor(base + P::kListOffset, active, tiles);
     constexpr int kChunks = row_chunks(C::kK);
     Order<C::kClaimed> order;
     WorkItem item = cursor.at(order.index);
@@ -186,7 +186,7 @@ struct StagedTokens {
   template <class C>
   struct Walk {
     static_assert(!C::kClaimed, "every producer thread walks by itself");
-    Cursor<C::kWidest, Plan<C>::kRowTiles> cursor;
+    Cursor<C::kWidest, Plan<C>::kRowTiles, C::kGroups, C::kParts> cursor;
     Order<false> order;
     WorkItem item;
     int unit = 0, count = 0;

@@ -20,13 +20,19 @@ struct WorkItem {
   int row;       // first padded row, a multiple of 8
   int rows;      // real rows, 1...width
   int row_tile;  // of the weights
+  int part = 0;  // 0: all warpgroups' shares of the row tile; else the first of them, and 256 times how many
+
+  __device__ int first_group() const { return part & 255; }
+  __device__ int groups() const { return part >> 8; }
 
   static constexpr int kBytes = 16;
   static __device__ WorkItem load(uint32_t address) {
     const int4 v = load_shared_int4(address);
-    return WorkItem{v.x, v.y, v.z, v.w};
+    return WorkItem{v.x, v.y, v.z & 0xffff, v.w, v.z >> 16};
   }
-  __device__ void store(uint32_t address) const { store_shared_int4(address, make_int4(expert, row, rows, row_tile)); }
+  __device__ void store(uint32_t address) const {
+    store_shared_int4(address, make_int4(expert, row, rows | part << 16, row_tile));
+  }
 };
 
 // An expert that this kernel serves, likewise.
@@ -134,18 +140,40 @@ struct Order {
   }
 };
 
-// Finds items by index, which must rise.
-template <int kWidest, int kRowTiles>
+// Finds items by index, which must rise. kParts > 1: what is left after every block has had equally many items is cut
+// into parts, at most kParts of a row tile's kGroups shares and no more than there are blocks, so that all blocks end
+// at about the same time.
+template <int kWidest, int kRowTiles, int kGroups, int kParts>
 struct Cursor {
   uint32_t entry, last;  // addresses of the current and of the last entry
   int items;
+  int whole = 0, each = kGroups;  // items before the cut, and shares of a part after it
 
   __device__ Cursor(uint32_t list, int active, int tiles)
-      : entry(list), last(list + (active - 1) * WorkEntry::kBytes), items(tiles * kRowTiles) {}
+      : entry(list), last(list + (active - 1) * WorkEntry::kBytes), items(tiles * kRowTiles) {
+    if constexpr (kParts > 1) {
+      const int blocks = int(gridDim.x), left = unsigned(items) % unsigned(blocks);
+      each = (kGroups + kParts - 1) / kParts;
+      while (each < kGroups && left * parts() > blocks) each++;
+      whole = items - left;
+      items = whole + left * parts();
+    }
+  }
+
+  // Parts of a row tile.
+  __device__ int parts() const { return unsigned(kGroups + each - 1) / unsigned(each); }
 
   // Item `index`, or one with expert < 0 past the last.
   __device__ WorkItem at(int index) {
     if (index >= items) return WorkItem{-1, 0, 0, 0};
+    int part = 0;
+    if constexpr (kParts > 1) {
+      if (each < kGroups && index >= whole) {
+        const int first = unsigned(index - whole) % unsigned(parts()) * each;
+        part = first + 256 * min(each, kGroups - first);
+        index = whole + unsigned(index - whole) / unsigned(parts());
+      }
+    }
     const int tile = unsigned(index) / kRowTiles, row_tile = unsigned(index) % kRowTiles;
     WorkEntry e = WorkEntry::load(entry);
     while (entry != last) {
@@ -157,7 +185,7 @@ struct Cursor {
     const Split<kWidest> split(e.rows);
     const int first = (tile - e.first_tile) * split.tile_groups * kGroupRows;
     const int rows = min(split.tile_groups * kGroupRows, e.rows - first);
-    return WorkItem{e.expert, e.first_group * kGroupRows + first, rows, row_tile};
+    return WorkItem{e.expert, e.first_group * kGroupRows + first, rows, row_tile, part};
   }
 };
 
