@@ -15,16 +15,16 @@ from moegen.ptx.dtypes import LANES
 from moegen.ptx.emit import Pure, slots_in
 from moegen.ptx.fuse import joined_lines
 from moegen.ptx.kernel import Kernel
-from moegen.ptx.program import Reg
+from moegen.ptx.program import Instruction, Reg
 from moegen.ptx.scalar_code import scalar_lines
-from moegen.ptx.simplify import independent, simplified
+from moegen.ptx.simplify import Run, independent, simplified
 
 #: Values at which shifts, comparisons, carries and signs change.
 EDGES = (0, 1, 2, 31, 32, 63, 64, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, (1 << 63) - 1)
 WORD = st.one_of(st.sampled_from(EDGES), st.integers(0, (1 << 64) - 1))
 
 
-def pure_runs(kernel: Kernel) -> Iterator[list[tuple[Pure, object]]]:
+def pure_runs(kernel: Kernel) -> Iterator[Run]:
     for one, item in zip(kernel.lowered, kernel.entry.instructions, strict=True):
         if isinstance(one, Pure) and one.outs:
             yield [(one, item)]
@@ -110,7 +110,7 @@ INTEGER = (
 PROGRAM = st.lists(st.tuples(st.sampled_from(INTEGER), *[st.integers(1, 12)] * 3), min_size=1, max_size=24)
 
 
-def loaded(program: list[tuple[str, int, int, int]]) -> tuple[Kernel, list[Pure], list]:
+def loaded(program: list[tuple[str, int, int, int]]) -> tuple[Kernel, list[Pure], list[Instruction]]:
     text = "".join(line.format(d=d, a=a, b=b) for line, d, a, b in program)
     kernel = load(kernel_of(text)).kernel("k")
     lowered = [one for one in kernel.lowered if isinstance(one, Pure)]
