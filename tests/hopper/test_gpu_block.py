@@ -32,7 +32,7 @@ SHAPES = ((8, 2, 64, 1), (8, 4, 256, 1), (8, 5, 256, 2), (16, 4, 256, 2), (16, 4
 def cases() -> dict[str, tuple[HopperCase, Variant]]:
     made: dict[str, tuple[HopperCase, Variant]] = {}
     for name, case in every_form().items():
-        made[name] = (case, block_variant(case))
+        made[name] = (case, block_variant(case, tiles=1 if name == "situ" else 2))  # its rows are weighted
     for index, (width, groups, slots, tiles) in enumerate(SHAPES):
         case = HopperCase(**(SMALL if slots == 64 else LARGE), routing=ROUTINGS[index % 4])
         made[f"w{width}_g{groups}_m{tiles}"] = (

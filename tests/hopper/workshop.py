@@ -2,21 +2,21 @@
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from moegen.build.nvcc import Nvcc
 from moegen.build.toolchain import CompileJob, Outcome, Status
 from moegen.codegen.catalogs.sm90 import LADDER, ROUTE, STREAM
 from moegen.codegen.catalogs.sm90_block import CATALOG
-from moegen.codegen.render import render
+from moegen.codegen.render import Rendered, render
 from moegen.codegen.variant import Variant
 from moegen.core.devices import H200
 from moegen.core.enums import OpKind
 from moegen.core.ops import OpSpec
 from moegen.core.paths import data_root
 from moegen.core.runner import Kernel
-from moegen.runtime.runners.cpu import load_entry
+from moegen.runtime.runners.cpu import OBJECT, load_entry
 from moegen.store.locks import work_lock
 
 
@@ -67,40 +67,44 @@ class Workshop:
 
     def prepare(self, variants: Sequence[Variant], jobs: int | None = None) -> None:
         """Compiles what is missing, ``jobs`` (default: the cores) side by side; every compile must succeed, without
-        spills."""
-        with work_lock(self.folder / "lock", timeout_s=600):  # several processes of one run may share the folder
-            self._compile_missing(variants, jobs or os.cpu_count() or 1)
+        spills. Several processes may share the folder."""
+        wanted = {item.name: render(item, CATALOG) for item in variants if item.name not in self._folders}
+        places = {name: self._place(rendered) for name, rendered in wanted.items()}
+        if self._lacking(places):
+            with work_lock(self.folder / "lock", timeout_s=600):
+                self._compile({name: wanted[name] for name in self._lacking(places)}, jobs or os.cpu_count() or 1)
+        self._folders |= places
 
-    def _compile_missing(self, variants: Sequence[Variant], parallel: int) -> None:
-        missing = {item.name: item for item in variants if item.name not in self._folders}
+    def _place(self, rendered: Rendered) -> Path:
+        return self.folder / f"{rendered.source.digest[:16]}{rendered.source.closure[:16]}"
+
+    @staticmethod
+    def _lacking(places: Mapping[str, Path]) -> list[str]:
+        return [name for name, place in places.items() if not (place / OBJECT).exists()]
+
+    def _compile(self, wanted: Mapping[str, Rendered], parallel: int) -> None:
         names: dict[str, str] = {}
-        jobs: list[CompileJob] = []
-        for name, variant in missing.items():
-            rendered = render(variant, CATALOG)
-            directory = self.folder / f"{rendered.source.digest[:16]}{rendered.source.closure[:16]}"
-            directory.mkdir(exist_ok=True)
-            source = directory / "source.cu"
+        jobs: dict[str, CompileJob] = {}
+        for name, rendered in wanted.items():
+            place = self._place(rendered)
+            place.mkdir(exist_ok=True)
+            source = place / "source.cu"
             source.write_text(rendered.text)
-            self._folders[name] = directory
-            names[directory.name] = name
-            if not (directory / "kernel.so").exists():
-                jobs.append(
-                    CompileJob(
-                        name=directory.name,
-                        source=source,
-                        symbol=rendered.source.symbol,
-                        options=rendered.source.options,
-                        include=(data_root("templates"),),
-                    )
-                )
+            names[place.name] = name
+            jobs[place.name] = CompileJob(
+                name=place.name,
+                source=source,
+                symbol=rendered.source.symbol,
+                options=rendered.source.options,
+                include=(data_root("templates"),),
+            )
 
         def done(job: CompileJob, outcome: Outcome) -> None:
             assert outcome.status is Status.OK, f"{names[job.name]}\n{outcome.log}"
             (job.source.parent / "log").write_text(outcome.log)
-            for name, path in outcome.files.items():
+            for name, path in sorted(outcome.files.items(), key=lambda item: item[0] == OBJECT):  # the object last
                 path.rename(job.source.parent / name)
 
-        unique = {job.name: job for job in jobs}
-        if unique:
+        if jobs:
             with tempfile.TemporaryDirectory(dir=self.folder) as work:
-                Nvcc("sm_90a").compile(list(unique.values()), Path(work), parallel, done)
+                Nvcc("sm_90a").compile(list(jobs.values()), Path(work), parallel, done)
