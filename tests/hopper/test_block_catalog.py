@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from codegen.specs import spec
-from hopper.blocks import RAGGED, SMALL, block_op, block_variant
+from hopper.blocks import RAGGED, SMALL, block_op, block_variant, numerics
 from hopper.cases import HopperCase
 from hopper.workshop import Workshop
 from kernels.cases import ACTIVATIONS
@@ -20,7 +20,7 @@ from moegen.codegen.registry import parse_variant
 from moegen.core.abi import arguments, weight_pack_of
 from moegen.core.canonical import canonical_json
 from moegen.core.devices import H200
-from moegen.core.enums import ActFormat, CombineMode, Epilogue, OpKind, Target, TokenDtype
+from moegen.core.enums import ActFormat, CombineMode, Epilogue, OpKind, RouterWeight, Target, TokenDtype
 from moegen.core.ops import OpSpec
 from moegen.core.package import pipeline_from_json
 from moegen.runtime.decision import Decider
@@ -61,6 +61,9 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     assert verdict(replace(op, top_k=40)) == "top_k"
     assert verdict(op, width=24, warpgroups=4) == "registers"
     assert verdict(op, width=32, warpgroups=4) == "shared_memory"
+    weighted = block_op(replace(CASE, activation=ACTIVATIONS["situ"], numerics=numerics(RouterWeight.PRE_QUANT)))
+    assert verdict(weighted) == "registers"
+    assert verdict(weighted, warpgroups=3) == ""
 
 
 def test_a_block_reads_the_packs_of_the_separate_gemms() -> None:

@@ -15,7 +15,16 @@ from moegen.codegen.catalogs.sm90_forms import UNIT_BYTES, UNIT_K, weight_tiles
 from moegen.codegen.load import Load
 from moegen.codegen.schedule import Schedule, ScheduleFamily, ScheduleField, Value, expand
 from moegen.core.devices import DeviceFacts
-from moegen.core.enums import ActFormat, CombineMode, Epilogue, OpKind, Target
+from moegen.core.enums import (
+    ActFormat,
+    ActivationKind,
+    ActivationMath,
+    CombineMode,
+    Epilogue,
+    OpKind,
+    RouterWeight,
+    Target,
+)
 from moegen.core.ops import OpSpec
 
 BLOCK = ScheduleFamily(
@@ -34,6 +43,8 @@ AUTO: Mapping[str, tuple[Value, ...]] = {"width": (8,), "warpgroups": (4,), "til
 MAX_SLOTS = 1024
 MOST_SUMS = 25
 """Accumulators of a thread beyond which ptxas keeps more than 64 other registers."""
+WEIGHTED_SITU = 12
+"""What exact SiTU keeps alive beside two weight tiles where router weights multiply its rows."""
 MOST_STAGES, ITEMS, ITEM_BYTES, PARTIAL_SLOTS = 32, 16, 32, 2
 HELPER_WARPS = 8
 """Two that stream weights, four that bring tokens, two publishers."""
@@ -129,10 +140,21 @@ def fits_device(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict:
     warps = 4 * groups + HELPER_WARPS
     share = device.registers_sm // 4 // (-(-warps // 4) * 32) // 8 * 8
     sums = schedule.number("tiles") * schedule.number("width") // 2
-    needed = sums + 64 + sums // MOST_SUMS
+    needed = (
+        sums + 64 + sums // MOST_SUMS + (WEIGHTED_SITU if schedule.number("tiles") == 2 and _weighs_situ(op) else 0)
+    )
     if needed > share:
         return illegal("registers", "a consumer thread needs more", needed=needed, share=share)
     return LEGAL
+
+
+def _weighs_situ(op: OpSpec) -> bool:
+    """True for exact SiTU, its up half unbounded, whose rows a router weight multiplies."""
+    activation, numerics = op.activation, op.numerics
+    if activation is None or numerics is None or activation.kind is not ActivationKind.SITU:
+        return False
+    exact = numerics.activation_math is ActivationMath.EXACT and activation.linear_beta is None
+    return exact and numerics.router_weight is RouterWeight.PRE_QUANT
 
 
 PREDICATES: tuple[Predicate, ...] = (serves_layer, useful_shape, fits_device)

@@ -166,6 +166,7 @@ __device__ void consume_items(const BlockArguments& p, const BlockShared<L>& sha
     add_shares<L>(acc, shared, count);
     item = BlockItem::load(shared.item(count));  // read again: nothing of it lives in the loop
     item.work.row_tile -= group;  // epilogues number row tiles from the warpgroup's
+    item.work.part = 0;           // known to the compiler: items are whole here
     GemmArguments arguments{};
     arguments.row_slot = row_slot;
     arguments.topk_weights = p.topk_weights;

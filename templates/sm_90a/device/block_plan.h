@@ -32,6 +32,8 @@ template <int kTokenWidth, int kDepth, int kTiles64, int kOfExperts, int kOfItem
 struct BlockSide {
   static constexpr int kWidth = kTokenWidth, kK = kDepth, kExperts = kOfExperts, kM64 = kTiles64;
   static constexpr int kGroups = 1, kTiles = kOfItem, kBlocks = 1, kProducerThreads = 32;
+  static constexpr int kConsumerRegisters = 80;  // as launched, with four warpgroups
+  static constexpr bool kNearGates = false;      // few rows: doubts would cost registers and save little
   static constexpr int kEpilogueBytes = 0;
 };
 

@@ -121,7 +121,8 @@ struct CompactRows {
     // A larger batch spills beside more than two tiles, where four warpgroups share the registers, and with biases.
     constexpr bool kShared = C::kConsumerRegisters > 0 && C::kConsumerRegisters <= 104;
     constexpr bool kRoomy = C::kTiles <= 2 && !kShared && !A::kBias;
-    constexpr int kGroups = C::kWidth / kGroupRows, kBatch = Activated<A>::kNear && kRoomy ? 4 : 2;
+    constexpr bool kNear = Activated<A>::kNear && C::kNearGates;
+    constexpr int kGroups = C::kWidth / kGroupRows, kBatch = kNear && kRoomy ? 4 : 2;
     auto values = [&](int i, auto& gate) {
       const TokenFactor<A> factor(p, item, i * kGroupRows + 2 * lane.q);
       float z[2];
@@ -140,7 +141,7 @@ struct CompactRows {
       auto compute = [&](int i, auto& gate) {
         if (start + i < kGroups) pairs[i] = values(start + i, gate);
       };
-      if constexpr (Activated<A>::kNear) {
+      if constexpr (kNear) {
         Near near[2] = {{activated}, {activated}};  // of either half of the batch
 #pragma unroll
         for (int i = 0; i < kBatch; i++) compute(i, near[i / (kBatch / 2)]);
