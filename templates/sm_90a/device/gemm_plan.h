@@ -65,7 +65,8 @@ struct GemmShape {
   static constexpr int kConsumerRegisters = kPlain ? 0 : kFour ? 104 : kStaged ? 200 : kTiles == 4 ? 232 : 224;
   static constexpr int kProducerRegisters = kPlain ? 0 : kFour ? 64 : kTiles == 4 ? 40 : 56;
   static constexpr int kBlocks = kPlain ? kAskedBlocks : 1;
-  static constexpr bool kNearGates = true;  // approximated where no doubt is left (doubt.cuh)
+  // Gates approximated where no doubt is left (doubt.cuh); beside two decoding warpgroups biases would spill.
+  static constexpr bool kNearGates = kPlain || !kStaged;
   static constexpr int kProducerThreads = kStaged && !kPlain ? 256 : kStaged || kGathered || !kPlain ? 128 : 32;
   static constexpr int kArrivals = kStaged     ? 1 + kProducerThreads / 32
                                    : kGathered ? 1 + kProducerThreads
