@@ -32,8 +32,8 @@ YIELD = -2  # done; let another warp run
 SWITCH = -3  # the warp's groups were rewritten: reload
 FINISH = -4  # done, and the active lanes have exited
 
-#: Longest run that is tried on Python integers, and how often all results are looked at where that fails.
-_SCALAR, _TRIES = 64, 16
+#: Longest run that is tried on Python integers, and how often it runs as a vector before.
+_SCALAR, _TRIES = 64, 8
 #: Longest run that is taken apart where it is equal in all lanes in part; longer ones may have operations to join.
 _DIVISIBLE = 11
 
@@ -210,17 +210,38 @@ class Kernel:
     def _for_all_lanes(
         self, run: Run, start: int, stop: int, replace: Callable[[Step], None], divisible: bool = True
     ) -> Step:
-        """A run on Python integers where all it reads is equal in all lanes, else as a vector; ``replace`` puts another
-        step in its place where that does not come about.
+        """A run as a vector at first, and on Python integers once that has turned out to be worth it: its results are
+        equal in all lanes (those of ``%tid.x >> 5`` are, though ``%tid.x`` is not). ``replace`` changes the step.
         """
         lines = joined_lines([one for one, _ in run], [item for _, item in run], self.entry.registers, self.slots)
         vector = self._compile(["R = w.R", *lines], start, stop)
-        scalar = scalar_lines(run, self._kind) if len(run) <= _SCALAR else None
+        # A move hands on the array itself, which has been looked at before.
+        results = {slot for one, _ in run for slot, expression in one.outs if not SLOT.fullmatch(expression)}
+        equal, tries = set[int](), 0
+
+        def noting(w: "Warp") -> int | None:
+            nonlocal tries
+            vector(w)
+            R, learning = w.R, tries < _TRIES
+            for slot in results if learning else equal:
+                R[slot] = value = same(R[slot])
+                if learning and id(value) in KNOWN:
+                    equal.add(slot)
+            tries += 1
+            if tries == _TRIES:
+                replace(self._on_integers(run, start, stop, noting, divisible) if equal else vector)
+            return stop
+
+        return noting if results and len(run) <= _SCALAR else vector
+
+    def _on_integers(self, run: Run, start: int, stop: int, vector: Step, divisible: bool) -> Step:
+        """A run on Python integers where all it reads is equal in all lanes, part by part where only some of it is."""
+        scalar = scalar_lines(run, self._kind)
+        parts = independent(run) if divisible and len(run) <= _DIVISIBLE else [run]
         if scalar is None:
             return vector
-        parts = independent(run) if divisible and len(run) <= _DIVISIBLE else [run]
         if len(parts) == 1:
-            return self._compile(["R = w.R", *scalar], start, stop, _noting(vector, run, replace))
+            return self._compile(["R = w.R", *scalar], start, stop, vector)
         steps: list[Step] = []
         for k, part in enumerate(parts):
             steps.append(self._for_all_lanes(part, start, stop, partial(steps.__setitem__, k), divisible=False))
@@ -265,27 +286,6 @@ class Kernel:
         code = compile(source, f"<{self.entry.name} from line {self.items[index].line}>", "exec")
         exec(code, self.namespace, scope)
         return scope["make"](other)
-
-
-def _noting(vector: Step, run: Run, replace: Callable[[Step], None]) -> Step:
-    """A step that takes note of results that are equal in all lanes: ``%tid.x >> 5`` is, where ``%tid.x`` is not."""
-    # A move hands on the array itself, which has been looked at before.
-    results = {slot for one, _ in run for slot, expression in one.outs if not SLOT.fullmatch(expression)}
-    equal, tries = set[int](), 0
-
-    def step(w: "Warp") -> int | None:
-        nonlocal tries
-        stop, R, learning = vector(w), w.R, tries < _TRIES
-        for slot in results if learning else equal:
-            R[slot] = value = same(R[slot])
-            if learning and id(value) in KNOWN:
-                equal.add(slot)
-        tries += 1
-        if tries == _TRIES and not equal:
-            replace(vector)
-        return stop
-
-    return step
 
 
 def base_namespace() -> dict[str, Any]:

@@ -55,7 +55,9 @@ def _next(index: int, item: Instruction, lowered: Lowered) -> list[int]:
         return [] if item.guard is None else [index + 1]
     if isinstance(lowered, Branch):
         return [lowered.target] if item.guard is None else [lowered.target, index + 1]
-    return [index + 1, *(label for operand in item.operands for label in _labels(operand))]
+    if item.opcode.startswith("brx"):
+        return [index + 1, *(label for operand in item.operands for label in _labels(operand))]
+    return [index + 1]
 
 
 def live_before(items: Sequence[Instruction], lowered: Sequence[Lowered]) -> list[int]:
