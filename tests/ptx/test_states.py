@@ -66,7 +66,9 @@ def test_scales_are_multiples_of_a_unit(name: str, codes: list[int]) -> None:
     if spread < 1 << 32:
         assert np.isfinite(values).all()
         if values.max() > 0:
-            assert (np.mod(values / values.max() * spread, 1) == 0).all()
+            unit = values.max() / spread  # a power of two
+            assert np.frexp(unit)[0] == 0.5
+            assert (np.mod(values / unit, 1) == 0).all()
     elif name == "ue4m3":
         assert max(codes) >= 0x7F  # NaN, or a sign bit that is set
     else:
