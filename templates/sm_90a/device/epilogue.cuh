@@ -71,20 +71,21 @@ struct TokenFactor {
   __device__ float apply(float z, int b) const { return real[b] ? weigh(z, b) : 0.0f; }
 };
 
-// Calls `compute` for each group of 8 tokens that holds rows, and `use` with what it made. Two groups are computed
-// together, so that the arithmetic of one hides the other's latency; a branch a group would keep them apart.
-template <class C, class Compute, class Use>
+// Calls `compute` for each group of 8 tokens that holds rows, and `use` with what it made. Groups of a batch are
+// computed together, so that the arithmetic of one hides another's latency; a branch a group would keep them apart.
+template <class C, int kBatch = 2, class Compute, class Use>
 __device__ __forceinline__ void each_group(int rows, const Compute& compute, const Use& use) {
   constexpr int kGroups = C::kWidth / kGroupRows;
 #pragma unroll
-  for (int i = 0; i < kGroups; i += 2) {
-    if (i * kGroupRows >= rows) break;
-    const auto first = compute(i);
-    if (i + 1 < kGroups) {
-      const auto second = compute(i + 1 < kGroups ? i + 1 : i);
-      if ((i + 1) * kGroupRows < rows) use(i + 1, second);
+  for (int start = 0; start < kGroups; start += kBatch) {
+    if (start * kGroupRows >= rows) break;
+    decltype(compute(0)) made[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch && start + i < kGroups; i++) made[i] = compute(start + i);
+#pragma unroll
+    for (int i = 0; i < kBatch && start + i < kGroups; i++) {
+      if ((start + i) * kGroupRows < rows) use(start + i, made[i]);
     }
-    use(i, first);
   }
 }
 
@@ -129,7 +130,7 @@ struct CompactRows {
 #pragma unroll
       for (int b = 0; b < 2; b++) {
         const float product = activated.gated(gate(acc[4 * i + b]), acc[4 * i + 2 + b]);
-        z[b] = inside ? factor.weigh(product, b) : 0.0f;
+        z[b] = !inside ? 0.0f : kNear ? factor.weigh(product, b) : factor.apply(product, b);
         gate.stored(z[b]);
       }
       return A::Element::pack(z[0], z[1]);
@@ -164,7 +165,7 @@ struct CompactRows {
         if (start + i >= kGroups) continue;
         const uint32_t row = transpose_8x8(pairs[i]);  // of token lane.g
         const int first = (start + i) * kGroupRows;
-        if (first < item.rows) use(start + i, first + lane.g < item.rows ? row : 0);
+        if (first < item.rows) use(start + i, !kNear || first + lane.g < item.rows ? row : 0);
       }
     }
   }
@@ -295,7 +296,9 @@ struct OutputRows {
       projected.template prepare<C>(p, item.expert, tile, lane);
       const int stored = tile * 64 + lane.warp * 16 + lane.q * 4;
       uint16_t* out = static_cast<uint16_t*>(p.out) + int64_t(item.row + lane.g) * O::kHidden + stored;
-      each_group<C>(
+      constexpr bool kRoomy = C::kConsumerRegisters >= 200;  // two warpgroups have the registers for larger batches
+      if constexpr (kRoomy) asm volatile("" : "+l"(out));    // opaque: else every store makes its address anew
+      each_group<C, kRoomy ? 6 : 2>(
           item.rows,
           [&](int i) {
             const float* v = acc[m] + 4 * i;
@@ -304,7 +307,12 @@ struct OutputRows {
           },
           [&](int i, uint2 pairs) {
             if (i * kGroupRows + lane.g < item.rows && stored < O::kHidden) {
-              store_global_kept(out + i * (kGroupRows * O::kHidden), pairs);
+              uint16_t* const row = out + i * (kGroupRows * O::kHidden);
+              if constexpr (kRoomy) {
+                store_global_kept(row, pairs);
+              } else {
+                *reinterpret_cast<uint2*>(row) = pairs;
+              }
             }
           });
     }
