@@ -40,18 +40,18 @@ BY_TOKENS: dict[str, dict[int, tuple[Schedule, ...]]] = {
         8: (WHOLE,),
         32: (SMALL, WHOLE),
         128: (SMALL, SKEWED),
-        512: (SKEWED, _one("n16_24_32", claims=True)),
-        2048: (AROUND_64, WIDE_SKEW),
-        8192: (AROUND_128, WIDE_SKEW),
+        512: (_one("n16_24_32", claims=True),),
+        2048: (AROUND_64,),
+        8192: (AROUND_128,),
     },
     "qwen3": {
         1: (FINE, HALF),
         8: (FINE, WHOLE),
         32: (WHOLE, HALF, _one("n16", 2, 1, 2)),
         128: (_one("n16"), _one("n16_64"), _one("n16", 2, 1, 2)),
-        512: (_one("n40_64"), SKEWED),
-        2048: (_one("n136_152"), WIDE_SKEW),
-        8192: (_one("n128_136_144"), _one("n136_144", claims=True), WIDE_SKEW),
+        512: (_one("n40_64"),),
+        2048: (_one("n136_152"),),
+        8192: (_one("n128_136_144"),),
     },
     "gptoss": {
         1: (FINE, HALF),
@@ -79,7 +79,8 @@ GATHERING: dict[str, dict[int, tuple[Schedule, ...]]] = {
     "dsv4f": {},
 }
 #: Ladders whose gemm1 gathers from tokens in the private column order: what is gained where each token goes to many
-#: experts (dsv3, qwen3; nothing for gptoss, nothing below 512 tokens).
+#: experts (dsv3, qwen3; nothing for gptoss, nothing below 512 tokens). Of qwen3's, the last is for skewed routing: few
+#: widths, since each is a kernel whose start costs a good part of a tile.
 ARRANGED: dict[str, dict[int, tuple[Schedule, ...]]] = {
     "dsv3": {
         512: (_one("n16_24_32", claims=True), SKEWED_CLAIMS),
@@ -87,9 +88,9 @@ ARRANGED: dict[str, dict[int, tuple[Schedule, ...]]] = {
         8192: (AROUND_128, WIDE_SKEW),
     },
     "qwen3": {
-        512: (_one("n40_48", claims=True), _one("n40_48", tiles=2, claims=True), SKEWED_CLAIMS),
-        2048: (_one("n136_152", claims=True), WIDE_SKEW),
-        8192: (_one("n128_136_144"), _one("n136_144", claims=True), WIDE_SKEW),
+        512: (_one("n40_48", tiles=2, claims=True), _one("n40_48", claims=True), _one("n16_40_88", claims=True)),
+        2048: (_one("n136_152"), _one("n136_152", claims=True), _one("n48_96_144", claims=True)),
+        8192: (_one("n128_136_144"), _one("n120_136_152", claims=True)),
     },
     "gptoss": {},
     "dsv4f": {
@@ -101,7 +102,7 @@ ARRANGED: dict[str, dict[int, tuple[Schedule, ...]]] = {
 #: Where the last items of both gemms are cut into parts as well: what is gained where an item is long (K = 2880).
 EVEN = {("gptoss", 8), ("gptoss", 32), ("gptoss", 128)}
 #: Token width, consumer warpgroups, weight tiles and slots of the kernel that computes the whole layer, for few tokens.
-BLOCKS: tuple[tuple[int, int, int, int], ...] = ((8, 4, 1, 256), (8, 4, 2, 256))
+BLOCKS: tuple[tuple[int, int, int, int], ...] = ((8, 5, 1, 256), (8, 4, 1, 256), (8, 4, 2, 256))
 BLOCK_UP_TO = 32
 
 
