@@ -22,16 +22,15 @@ from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 GEMMS = "test_gpu_gemms.py"
-#: Name -> test file, selection. Test ids hold the variant's name: hNNN is the hidden size, `decoded` means products.
+LADDERS = ("n8", "n16_64", "n24_96", "n8_128", "n88_152", "n48_160", "n256")
+#: Name -> test file, selection. Test ids hold the variant's name: h720 and h2064 are the geometries.
 PARTS = {
-    "gemm1, bf16, wide tiles": (GEMMS, "gemm1 and h720 and not fp16 and not decoded"),
-    "gemm1, bf16, long rings": (GEMMS, "gemm1 and h2064 and not fp16 and not decoded"),
-    "gemm2, bf16": (GEMMS, "gemm2 and (h720 or h2064) and not fp16 and not decoded"),
-    "gemm1, fp16 tokens or products": (GEMMS, "gemm1 and (h720 or h2064) and (fp16 or decoded)"),
-    "gemm2, fp16 tokens or products": (GEMMS, "gemm2 and (h720 or h2064) and (fp16 or decoded)"),
-    "ops around the gemms": ("test_gpu_streams.py", ""),
-    "the same, fp16 and products": ("test_gpu_formats.py", "not pipeline"),
-    "the whole layer in one kernel": ("test_gpu_block.py", ""),
+    **{f"gemms, {name}": ("test_gpu_gemms.py", f"w_{name}- and (h720 or h2064)") for name in LADDERS},
+    "route": ("test_gpu_streams.py", "route"),
+    "quantizers": ("test_gpu_streams.py", "quantize"),
+    "gather, arrange, deinterleave, combine": ("test_gpu_streams.py", "not route and not quantize"),
+    "the same of fp16 tokens and products": ("test_gpu_formats.py", "not pipeline"),
+    "the whole layer in one kernel": ("test_gpu_block.py", "not streams"),
     "field cases": ("test_gpu_field_cases.py", ""),
 }
 CLEAN = re.compile(r"(ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards displayed \(0 errors, 0 warnings\))$")
