@@ -101,9 +101,11 @@ ARRANGED: dict[str, dict[int, tuple[Schedule, ...]]] = {
 }
 #: Where the last items of both gemms are cut into parts as well: what is gained where an item is long (K = 2880).
 EVEN = {("gptoss", 8), ("gptoss", 32), ("gptoss", 128)}
-#: Token width, consumer warpgroups, weight tiles and slots of the kernel that computes the whole layer, for few tokens.
-BLOCKS: tuple[tuple[int, int, int, int], ...] = ((8, 5, 1, 256), (8, 4, 1, 256), (8, 4, 2, 256))
-BLOCK_UP_TO = 32
+#: Token width, consumer warpgroups, weight tiles and slots of the kernel that computes the whole layer, by token count.
+BLOCKS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    1: ((8, 5, 1, 256), (8, 4, 1, 256), (8, 4, 2, 256)),
+    8: ((8, 4, 2, 256),),
+}
 
 
 def route_of(slots: int) -> tuple[int, int]:
@@ -116,7 +118,7 @@ def configs(shape: str, tokens: int, *, fast: bool = False) -> list[Config]:
     route = route_of(tokens * SHAPES[shape].top_k)
     plain = [Config(gemm1=s, gemm2=s, route=route, fast=fast) for s in BY_TOKENS[shape][tokens]]
     gathering = GATHERING[shape].get(tokens, ())
-    blocks = BLOCKS if tokens <= BLOCK_UP_TO else ()
+    blocks = BLOCKS.get(tokens, ())
     forms = [Config(gemm1=s, gemm2=s, gather=True, route=route, fast=fast) for s in gathering]
     arranged = ARRANGED[shape].get(tokens, ())
     forms += [Config(gemm1=s, gemm2=s, arranged=True, route=route, fast=fast) for s in arranged]
