@@ -38,7 +38,7 @@ BLOCK = ScheduleFamily(
         ScheduleField(name="slots", tag="s", doc="most slots (T·k) of a call"),
     ),
 )
-AUTO: Mapping[str, tuple[Value, ...]] = {"width": (8,), "warpgroups": (4,), "tiles": (1, 2), "slots": (256,)}
+AUTO: Mapping[str, tuple[Value, ...]] = {"width": (8,), "warpgroups": (4, 5), "tiles": (1, 2), "slots": (256,)}
 
 MAX_SLOTS = 1024
 MOST_SUMS = 25
@@ -115,6 +115,8 @@ def useful_shape(op: OpSpec, schedule: Schedule, device: DeviceFacts) -> Verdict
     if width not in (8, 16, 24, 32) or groups not in range(2, 6) or tiles not in (1, 2):
         reason = "token tiles of 8 to 32 rows, 2 to 5 warpgroups, 1 or 2 weight tiles"
         return illegal("shape", reason, width=width, warpgroups=groups, tiles=tiles)
+    if groups == 5 and tiles == 2:
+        return illegal("shape", "with two weight tiles, some epilogues of five warpgroups would spill")
     if op.top_k > MAX_TOP_K:
         return illegal("top_k", "a token's slots are held by the lanes of a warp", top_k=op.top_k, limit=MAX_TOP_K)
     if not op.top_k <= slots <= MAX_SLOTS or slots % 32:
