@@ -15,6 +15,7 @@ struct Width16
   static constexpr int kM64 = 2 * 3;
   static constexpr bool kFirst = true, kRouted = true;
   static constexpr bool kClaimed = false;
+  static constexpr int kParts = 1;
   static constexpr int kEpilogueBytes = 0;
 };
 
