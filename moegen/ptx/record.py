@@ -54,7 +54,7 @@ class Recording:
         step = self.steps[-1]
         step.after = [memory.bytes(base, data.size).copy() for base, _, data in step.before]
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Writes the file."""
         arrays: dict[str, Any] = {}
         for k, (_, text) in enumerate(self.ptx):
@@ -122,13 +122,27 @@ class Replay:
         return not any(self.differences)
 
 
-def replay(path: Path, options: Options | None = None) -> Replay:
+def record(
+    text: str, module: Module, launches: list[Launch], options: Options | None = None
+) -> tuple[Recording, Result]:
+    """Runs launches of a module, loaded from ``text``, and records them with the memory that it has registered."""
+    recording = Recording()
+    recording.add_ptx(module.name, text)
+    recording.before(module.memory, launches)
+    result = module.run(launches, options)
+    recording.after(module.memory)
+    return recording, result
+
+
+def replay(path: Path | str, options: Options | None = None) -> Replay:
     """Runs a recording again. Memory is placed elsewhere: pointers in parameters and memory are moved with it.
 
     Raises:
         RecordError: not a recording, or of another format.
         ExecutionError: a finding that stops the run.
     """
+    if not zipfile.is_zipfile(path):
+        raise RecordError("not a recording: no NumPy archive", str(path), "record a run with moegen.ptx.record")
     try:
         with np.load(path, allow_pickle=False) as archive:
             index = json.loads(archive["index"].tobytes())
