@@ -123,6 +123,13 @@ def main() -> None:
             median, low, high, result = timed(prepared(case, Options(races=races, severity=lenient)))
             rate = result.stats.instructions / median
             row(f"{name}{', race detector' if races else ''}", median, low, high, f"{rate:,.0f} warp-instructions/s")
+    # Scale factors over many powers of two: products are summed in f64, not in f32.
+    case = published.gemm((512, 256, 1536, 1), (128, 128), (1, 1), wide=True)
+    for races in (False, True):
+        median, low, high, result = timed(prepared(case, Options(races=races, severity=lenient)))
+        rate = result.stats.instructions / median
+        name = f"the first, scales over a wide range{', race detector' if races else ''}"
+        row(name, median, low, high, f"{rate:,.0f} warp-instructions/s")
     # The widest tile whose published kernel finishes: 128x192 twice is more work than one 128x256 tile.
     case = published.gemm((128, 192, 7168, 1), (128, 192), (1, 1))
     median, low, high, _ = timed(prepared(case, Options(severity=lenient)))

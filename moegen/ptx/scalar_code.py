@@ -113,10 +113,8 @@ class _Translator:
         size = parts[0][1][1]
         if size * len(parts) > 8:
             raise _CannotError
-        return "(" + " | ".join(f"{x} << {8 * size * k}" for k, (x, _) in enumerate(parts)) + ")", (
-            "U",
-            size * len(parts),
-        )
+        words = " | ".join(f"{x} << {8 * size * k}" for k, (x, _) in enumerate(parts))
+        return f"({words})", ("U", size * len(parts))
 
     @staticmethod
     def _shift(name: str, value: tuple[str, Kind], amount: str) -> tuple[str, Kind]:
