@@ -150,9 +150,11 @@ def test_a_limit_is_part_of_a_manifest_and_its_absence_is_not() -> None:
         assert pipeline_from_json(json.loads(text)) == pipeline
 
 
-@pytest.mark.parametrize("width", [8, 16])
-def test_kernels_neither_spill_nor_serialise(hopper_workshop: Workshop, width: int) -> None:
-    log = hopper_workshop.log(block_variant(HopperCase(**{**RAGGED, "hidden": 528}), width=width))
+@pytest.mark.parametrize(("width", "warpgroups"), [(8, 4), (16, 3)])
+def test_kernels_neither_spill_nor_serialise(hopper_workshop: Workshop, width: int, warpgroups: int) -> None:
+    log = hopper_workshop.log(
+        block_variant(HopperCase(**{**RAGGED, "hidden": 528}), width=width, warpgroups=warpgroups)
+    )
     assert usage(log)["spill_bytes"] == 0
     assert not re.findall(r"C75\d\d", log), log
 

@@ -41,7 +41,7 @@ BLOCK = ScheduleFamily(
 AUTO: Mapping[str, tuple[Value, ...]] = {"width": (8,), "warpgroups": (4, 5), "tiles": (1, 2), "slots": (256,)}
 
 MAX_SLOTS = 1024
-MOST_SUMS = 25
+MOST_SUMS = 15
 """Accumulators of a thread beyond which ptxas keeps more than 64 other registers."""
 WEIGHTED_SITU = 12
 """What exact SiTU keeps alive beside two weight tiles where router weights multiply its rows."""
