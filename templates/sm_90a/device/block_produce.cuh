@@ -114,6 +114,7 @@ __device__ void produce_weights(const BlockArguments& p, const BlockShared<L>& s
     } else {
       stream_weights<L, typename P::First>(shared, stage, next, item, p.w1_packed, done, kNeeded, tickets);
     }
+    if (!claims && !item.last()) barrier_arrive(shared.item_free(count));
   }
 }
 
@@ -209,6 +210,7 @@ __device__ void produce_tokens(const BlockArguments& p, const BlockShared<L>& sh
     } else {
       gather_item<L, kWeighted>(p, shared, stage, next, item, row_slot);
     }
+    barrier_arrive(shared.item_free(count));  // a short item may have had no stage for this warp
   }
 }
 

@@ -65,7 +65,7 @@ struct BlockShared {
     if (lane < P::kItems) {
       barrier_init(item_full(lane), 1);
       barrier_init(item_stored(lane), 128);
-      barrier_init(item_free(lane), 32);
+      barrier_init(item_free(lane), 1 + 32 * P::kTokenWarps + 32);  // a weight warp's lane, token warps, a publisher
     }
     if (lane < 2) {
       barrier_init(sums_written(lane), P::kConsumers);
