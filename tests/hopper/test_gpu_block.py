@@ -42,6 +42,9 @@ def cases() -> dict[str, tuple[HopperCase, Variant]]:
     for routing in ROUTINGS:
         case = HopperCase(**LARGE, routing=routing, bias=True)
         made[f"large_{routing}"] = (case, block_variant(case, 8, 4, 256))
+    for tiles in (1, 2):  # more K units than there are stages
+        case = HopperCase(**{**SMALL, "hidden": 4240}, routing="uniform")
+        made[f"long_m{tiles}"] = (case, block_variant(case, 8, 4, 64, tiles))
     return made
 
 
