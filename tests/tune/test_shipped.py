@@ -1,15 +1,16 @@
 """The tables that come with moegen: true to their digests and trials, in force where they measured; needs no GPU."""
 
 import json
-from collections import Counter
+from dataclasses import replace
 from functools import cache
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 
 from moegen.codegen.packaging import generate_in_memory
 from moegen.core.devices import H200
-from moegen.core.enums import Target
+from moegen.core.enums import Epilogue, Target
 from moegen.core.errors import TableError
 from moegen.core.package import Package
 from moegen.core.paths import data_root
@@ -19,21 +20,22 @@ from moegen.runtime.environment import current_environment
 from moegen.runtime.explain import explain_offline
 from moegen.spec.load import load_spec
 from moegen.store.database import TrialDatabase
-from moegen.store.tables import SUFFIX, find_tables, load
+from moegen.store.tables import SUFFIX, Table, find_tables, load
 from moegen.store.trials import Subject
-from moegen.tune.freeze import numerics_text, table_view
+from moegen.tune.fidelity import leave_one_out
+from moegen.tune.freeze import class_defaults, numerics_text, table_view
 from moegen.tune.policy import SelectPolicy
 from moegen.tune.select import choose
 from moegen.tune.tables import SHIPPED, shipped_winners
 
 FOLDER = data_root("specs") / SHIPPED
-#: (fewest, most) tokens measured, by model and routing.
-MEASURED = {
-    ("dsv3", "uniform"): (1, 16384),
-    ("deepseek_v4_flash", "uniform"): (1, 8192),
-    ("qwen3_30b_a3b", "uniform"): (1, 8192),
-    ("gpt_oss_120b", "uniform"): (1, 4096),
-}
+MODELS = ("deepseek_v4_flash", "dsv3", "gpt_oss_120b", "qwen3_30b_a3b")
+ROUTINGS = ("uniform", "zipf=1")
+LARGEST_TUNED = 16384
+#: Token counts measured in each routing, at least, and the largest step from one to the next.
+MEASURED = {"deepseek_v4_flash": (8, 4), "dsv3": (8, 4), "qwen3_30b_a3b": (8, 4), "gpt_oss_120b": (5, 16)}
+#: Bounds on the regret of a table's decisions at a point left out, mean and worst.
+MEAN_REGRET, WORST_REGRET = 0.2, 0.35
 LARGEST = 40_000
 DEVICE = "nvidia_h200"
 BY_MEASUREMENT = {Source.EXACT, Source.INTERPOLATED}
@@ -53,8 +55,12 @@ def evidence_of(package: Package) -> list[Evidence]:
     return [Evidence(table=table, match=match, path=path) for table, match, path in found]
 
 
-def decider_of(package: Package, routing: str) -> Decider:
-    offered = matching(package, package.targets[Target.SM_90A], Choice())
+def tables_of(model: str) -> list[Table]:
+    return [load(path) for path in sorted(FOLDER.glob(f"{model}-*{SUFFIX}"))]
+
+
+def decider_of(package: Package, routing: str, epilogue: Epilogue | None = None) -> Decider:
+    offered = matching(package, package.targets[Target.SM_90A], Choice(epilogue=epilogue))
     numerics = offered[0].numerics
     return Decider(
         pipelines={pipeline.name: pipeline for pipeline in offered},
@@ -64,35 +70,81 @@ def decider_of(package: Package, routing: str) -> Decider:
     )
 
 
-@pytest.mark.parametrize(("model", "routing"), MEASURED)
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("model", MODELS)
 def test_measurements_decide_wherever_they_reach_and_it_is_said_where_they_do_not(model: str, routing: str) -> None:
-    decider, (fewest, most) = decider_of(package_of(model), routing), MEASURED[model, routing]
+    decider = decider_of(package_of(model), routing)
     powers = (1 << exponent for exponent in range(15))
-    inside = {*range(fewest, min(most, 300)), *range(fewest, most + 1, 61), *(t for t in powers if fewest <= t <= most)}
-    found = Counter(decider.decide(tokens).source for tokens in sorted(inside))
-    assert found.keys() <= BY_MEASUREMENT, found
-    outside = [decider.decide(tokens) for tokens in (*range(1, fewest), *range(most + 1, LARGEST, 607))]
+    inside = {*range(1, 300), *range(1, LARGEST_TUNED + 1, 61), *powers}
+    decisions = [decider.decide(tokens) for tokens in sorted(inside)]
+    assert {decision.source for decision in decisions} <= BY_MEASUREMENT
+    assert {decision.routing for decision in decisions} == {routing}
+    assert not any("no trials under" in decision.reason for decision in decisions)
+    outside = [decider.decide(tokens) for tokens in range(LARGEST_TUNED + 1, LARGEST, 607)]
     assert {decision.source for decision in outside} <= {Source.CLAMPED, Source.MODEL}
     assert all("outside the tuned points" in d.reason for d in outside if d.source is Source.CLAMPED)
     assert all("no usable trials there" in d.reason for d in outside if d.source is Source.MODEL)
 
 
-@pytest.mark.parametrize("model", sorted({model for model, _ in MEASURED}))
+@pytest.mark.parametrize("model", MODELS)
+def test_every_class_is_measured_from_end_to_end_in_both_routings(model: str) -> None:
+    package, (fewest, step) = package_of(model), MEASURED[model]
+    tables = tables_of(model)
+    assert {table.numerics for table in tables} == set(class_defaults(package.targets[Target.SM_90A]))
+    for table, routing in product(tables, ROUTINGS):
+        counts = [point.tokens for point in table.points if point.routing == routing]
+        assert (counts[0], counts[-1]) == (1, LARGEST_TUNED)
+        assert len(counts) >= fewest
+        assert max(after / before for before, after in pairwise(counts)) <= step
+        assert all(len(point.candidates) > 1 for point in table.points)
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_routing_that_nobody_measured_falls_back_to_uniform_trials_and_says_so(model: str) -> None:
     decision = decider_of(package_of(model), "one_hot").decide(4)
     assert decision.source in BY_MEASUREMENT
     assert "no trials under one_hot" in decision.reason
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_decisions_between_tuned_points_cost_little(model: str) -> None:
+    package = package_of(model)
+    for table in tables_of(model):
+        pipelines = {p.name: p for p in package.targets[Target.SM_90A].pipelines if p.numerics == table.numerics}
+        found = leave_one_out(table, pipelines)
+        assert found.regret is not None
+        assert len(found.unknown) <= len(found.decided) // 4
+        assert found.regret.mean < MEAN_REGRET
+        assert found.regret.worst < WORST_REGRET
+
+
 def test_explain_says_why_without_a_gpu() -> None:
     package = package_of("dsv3")
-    found = explain_offline(package, Path("package"), Target.SM_90A, evidence_of(package), 100)
-    assert found.device == "NVIDIA H200"
-    text = str(found)
-    assert "between T=64 and T=128" in text
-    assert found.table is not None
-    assert found.table.table.digest[:16] in text
-    assert all(step.variant in text for step in found.steps)
+    for choice in (Choice(), Choice(routing="zipf=1"), Choice(routing="zipf=1", epilogue=Epilogue.COMPACT)):
+        found = explain_offline(package, Path("package"), Target.SM_90A, evidence_of(package), 100, choice)
+        assert found.device == "NVIDIA H200"
+        text = str(found)
+        assert f"T = 100, routing {choice.routing}" in text
+        assert "between T=64 and T=" in text
+        assert found.table is not None
+        assert found.table.table.digest[:16] in text
+        assert all(step.variant in text for step in found.steps)
+        assert choice.epilogue in (None, found.pipeline.epilogue)
+
+
+def test_a_table_serves_its_layer_whatever_became_of_its_kernels() -> None:
+    """A table belongs to a layer on a target: with every source rendered anew it decides as before, and says so."""
+    package = package_of("qwen3_30b_a3b")
+    offer = package.targets[Target.SM_90A]
+    sources = tuple(replace(source, digest=f"{int(source.digest, 16) ^ 1:064x}") for source in offer.sources)
+    anew = replace(package, targets={Target.SM_90A: replace(offer, sources=sources)})
+    assert anew.offer_digest(Target.SM_90A) != package.offer_digest(Target.SM_90A)
+    for routing in ROUTINGS:
+        before, after = decider_of(package, routing), decider_of(anew, routing)
+        for tokens in (1, 6, 100, 3000, 16384):
+            now = after.decide(tokens)
+            assert now.pipeline == before.decide(tokens).pipeline
+            assert "kernels were rendered anew since" in now.reason
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob(f"*{SUFFIX}")), ids=lambda path: path.name[:40])
