@@ -1,6 +1,7 @@
 """Tuning on a GPU: a package end to end through the command line, and a candidate that leaves the device unusable."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_a_package_is_tuned_and_served_from_its_table(
 ) -> None:
     made = gpu_package(tmp_path, **PACKAGES[0])
     monkeypatch.setenv("MOEGEN_HOME", str(made.store.home))
+    monkeypatch.setenv("MOEGEN_PACKS", os.pathsep.join(map(str, made.store.packs)))
     report = json.loads(call("tune", made.directory, "--target", "sm_90a", "--effort", "quick", "--json"))
     assert report["session"]["ending"] == "done"
     assert report["session"]["excluded"] == {}
