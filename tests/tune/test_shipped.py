@@ -33,9 +33,9 @@ MODELS = ("deepseek_v4_flash", "dsv3", "gpt_oss_120b", "qwen3_30b_a3b")
 ROUTINGS = ("uniform", "zipf=1")
 LARGEST_TUNED = 16384
 #: Token counts measured in each routing, at least, and the largest step from one to the next.
-MEASURED = {"deepseek_v4_flash": (8, 4), "dsv3": (8, 4), "qwen3_30b_a3b": (8, 4), "gpt_oss_120b": (5, 16)}
+MEASURED = {"deepseek_v4_flash": (8, 4), "dsv3": (8, 4), "qwen3_30b_a3b": (8, 4), "gpt_oss_120b": (15, 2)}
 #: Bounds on the regret of a table's decisions at a point left out, mean and worst.
-MEAN_REGRET, WORST_REGRET = 0.2, 0.35
+MEAN_REGRET, WORST_REGRET = 0.1, 0.35
 LARGEST = 40_000
 DEVICE = "nvidia_h200"
 BY_MEASUREMENT = {Source.EXACT, Source.INTERPOLATED}
